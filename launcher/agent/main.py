@@ -1,0 +1,287 @@
+"""The agent's life: say ready, take a plan, run its ranks, pass their output up, end everything."""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import signal
+import sys
+import time
+from enum import Enum, auto
+from functools import partial
+
+from dslaunch.launcher.agent import facts, sweep
+from dslaunch.launcher.agent.link import Link, LinkClosedError
+from dslaunch.launcher.agent.process import RankProcess, become_subreaper
+from dslaunch.launcher.node_plan import NodePlan
+from dslaunch.launcher.wire import (
+    Exited,
+    Heartbeat,
+    Message,
+    PlanPiece,
+    Refused,
+    Signal,
+    Started,
+    Stop,
+    WireError,
+)
+
+HEARTBEAT_S = 2.0
+_ORPHAN_GRACE_S = 3.0
+"""Without a launcher nobody waits for a checkpoint, and devices must be free soon."""
+_WAITING_LEASE_S = 120.0
+"""How long an agent without a plan believes in a silent launcher: other hosts may be slow to connect."""
+_LAST_FLUSH_S = 10.0
+_DRAIN_READS = 64
+"""Reads of one pipe in a row, 64 KiB each: a flooding grandchild must not hold the agent."""
+
+
+class State(Enum):
+    WAITING = auto()
+    """No plan yet. The last PlanPiece moves on."""
+    RUNNING = auto()
+    """Ranks were started. A Stop, a lost launcher or a signal to the agent moves on."""
+    STOPPING = auto()
+    """Ranks were told to end; SIGKILL follows at the deadline."""
+
+
+class Agent:
+    """One node's supervisor: a single thread around one selector."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._state = State.WAITING
+        self._plan_text = ""
+        self._plan: NodePlan | None = None
+        self._ranks: dict[int, RankProcess] = {}  # by pid
+        self._kill_at: float | None = None
+        self._heard_at = time.monotonic()
+        self._beat_at = time.monotonic() + HEARTBEAT_S
+        self._launcher_lost = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(link.read_fd, selectors.EVENT_READ, self._receive)
+        self._watch_signals()
+
+    def run(self, port: int) -> None:
+        """Until every rank and everything they started is gone."""
+        become_subreaper()
+        self._up(facts.gather(port))
+        while not self._done:
+            for key, _ in self._selector.select(self._timeout()):
+                if key.fd in self._selector.get_map():
+                    key.data()
+            self._tick()
+        if self._plan is not None:
+            stuck = sweep.sweep(self._plan.job_id)
+            if stuck:
+                print(f"processes in uninterruptible sleep: {stuck}", file=sys.stderr, flush=True)
+        self._drain_all()
+        self._last_flush()
+
+    @property
+    def _done(self) -> bool:
+        if self._state is State.WAITING:
+            return self._launcher_lost
+        return all(process.returncode is not None for process in self._ranks.values())
+
+    # -- time
+
+    def _timeout(self) -> float:
+        times = [self._beat_at, self._lease_end] if not self._launcher_lost else []
+        times += [self._kill_at] if self._kill_at is not None else []
+        return max(0.0, min(times, default=time.monotonic() + HEARTBEAT_S) - time.monotonic())
+
+    @property
+    def _lease_end(self) -> float:
+        return self._heard_at + (self._plan.lease_s if self._plan else _WAITING_LEASE_S)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._signal_groups(signal.SIGKILL)
+        if not self._launcher_lost:
+            if now >= self._lease_end:
+                self._lose_launcher()
+            elif now >= self._beat_at:
+                self._beat_at = now + HEARTBEAT_S
+                self._up(Heartbeat())
+        self._watch_backlog()
+
+    # -- the link
+
+    def _up(self, message: Message) -> None:
+        if not self._launcher_lost:
+            try:
+                self._link.send(message)
+            except LinkClosedError:
+                self._lose_launcher()
+
+    def _receive(self) -> None:
+        try:
+            for message in self._link.receive():
+                self._heard_at = time.monotonic()
+                self._obey(message)
+        except (LinkClosedError, WireError):
+            self._lose_launcher()
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case PlanPiece(text, last) if self._state is State.WAITING:
+                self._plan_text += text
+                if last:
+                    self._start(NodePlan.from_json(self._plan_text))
+            case Stop(number, grace_s):
+                self._stop(number, grace_s)
+            case Signal(signal.SIGKILL):
+                self._signal_groups(signal.SIGKILL)
+            case Signal(number):
+                for process in self._ranks.values():
+                    process.signal(number)
+            case Heartbeat():
+                pass
+            case _:
+                raise WireError(f"{type(message).__name__} is not for an agent in state {self._state.name}")
+
+    def _lose_launcher(self) -> None:
+        """The dead-man's switch: whoever started this job is gone, so the job ends."""
+        if not self._launcher_lost:
+            self._launcher_lost = True
+            for fd in {self._link.read_fd, self._link.write_fd} & set(self._selector.get_map()):
+                self._selector.unregister(fd)
+            self._stop(signal.SIGTERM, _ORPHAN_GRACE_S)
+
+    def _watch_backlog(self) -> None:
+        """Wake when the launcher takes more, while something waits for it."""
+        watched = self._link.write_fd in self._selector.get_map()
+        wanted = self._link.has_backlog and not self._launcher_lost
+        if wanted and not watched:
+            self._selector.register(self._link.write_fd, selectors.EVENT_WRITE, self._flush)
+        elif watched and not wanted:
+            self._selector.unregister(self._link.write_fd)
+
+    def _flush(self) -> None:
+        try:
+            self._link.flush()
+        except LinkClosedError:
+            self._lose_launcher()
+
+    def _last_flush(self) -> None:
+        """Let the launcher read the end of the story; it may be slow, but not for ever."""
+        deadline = time.monotonic() + _LAST_FLUSH_S
+        try:
+            self._link.send_dropped()
+            while self._link.has_backlog and not self._launcher_lost and time.monotonic() < deadline:
+                select.select([], [self._link.write_fd], [], 0.5)
+                self._link.flush()
+        except LinkClosedError:
+            return
+
+    # -- ranks
+
+    def _start(self, plan: NodePlan) -> None:
+        self._plan = plan
+        self._state = State.RUNNING
+        refusal = _obstacle(plan)
+        for rank in plan.ranks if refusal is None else ():
+            try:
+                process = RankProcess(plan, rank)
+            except (OSError, ValueError, UnicodeError) as error:
+                refusal = Refused(f"rank {rank.rank} cannot be started: {error}", "check the program")
+                break
+            self._ranks[process.pid] = process
+            for fd in process.streams:
+                self._selector.register(fd, selectors.EVENT_READ, partial(self._pass_on, process, fd))
+            self._up(Started(rank.rank, process.pid))
+        if refusal is not None:
+            self._up(refusal)
+            self._stop(signal.SIGKILL, 0.0)
+
+    def _pass_on(self, process: RankProcess, fd: int) -> bool:
+        """One read's worth of a rank's output, up. False when the pipe holds no more for now."""
+        data = process.read(fd)
+        if data is None:
+            self._selector.unregister(fd)
+            process.close(fd)
+            return False
+        if data and not self._launcher_lost:
+            try:
+                self._link.send_output(process.rank, process.streams[fd], data)
+            except LinkClosedError:
+                self._lose_launcher()
+        return bool(data)
+
+    def _drain(self, process: RankProcess) -> None:
+        for fd in list(process.streams):
+            for _ in range(_DRAIN_READS):
+                if not self._pass_on(process, fd):
+                    break
+
+    def _drain_all(self) -> None:
+        for process in self._ranks.values():
+            self._drain(process)
+
+    def _reap(self) -> None:
+        """Collect every child that ended: ranks are reported, adopted orphans only buried."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            process = self._ranks.get(pid)
+            if process is not None:
+                now_ns = time.time_ns()
+                process.reaped(os.waitstatus_to_exitcode(status))
+                self._drain(process)
+                self._up(Exited(process.rank, os.waitstatus_to_exitcode(status), now_ns))
+
+    def _signal_groups(self, number: int) -> None:
+        for process in self._ranks.values():
+            process.signal_group(number)
+
+    def _stop(self, number: int, grace_s: float) -> None:
+        """Ask all ranks at once, and set the hour at which nobody is asked any more."""
+        self._state = State.STOPPING
+        self._signal_groups(number)
+        self._signal_groups(signal.SIGCONT)
+        kill_at = time.monotonic() + grace_s
+        self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
+
+    # -- signals to the agent itself
+
+    def _watch_signals(self) -> None:
+        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        self._selector.register(read_fd, selectors.EVENT_READ, lambda: self._take_signals(read_fd))
+
+    def _take_signals(self, fd: int) -> None:
+        for number in set(os.read(fd, 4096)):
+            if number == signal.SIGCHLD:
+                self._reap()
+            elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                self._stop(number, self._plan.grace_s if self._plan else 0.0)
+
+
+def _obstacle(plan: NodePlan) -> Refused | None:
+    """Why no rank of this plan can run here, if so."""
+    if not os.path.isdir(plan.cwd):
+        return Refused(
+            f"no folder {plan.cwd}",
+            "ranks run in the launcher's current folder: create or mount it on this host",
+        )
+    if plan.script and not os.path.exists(os.path.join(plan.cwd, plan.script)):
+        return Refused(
+            f"no script {plan.script} in {plan.cwd}", "copy it to this host or use a shared folder"
+        )
+    return None
+
+
+def main() -> int:
+    """Run an agent on descriptors 0 and 1; argv[1] is the port asked about."""
+    Agent(Link(0, 1)).run(int(sys.argv[1]))
+    return 0

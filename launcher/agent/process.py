@@ -1,0 +1,95 @@
+"""One rank's process: started in its own session, bound to the agent's life, read through two pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+from dslaunch.launcher.node_plan import NodePlan, RankPlan
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_F_SETPIPE_SZ = 1031
+_PIPE_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Let descendants whose parent dies become children of this process (prctl(2))."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """For the child between fork and exec: SIGKILL when the agent dies, also when it already has."""
+
+    def bind() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return bind
+
+
+class RankProcess:
+    """A running rank. `returncode` is None until the agent reaped it."""
+
+    def __init__(self, plan: NodePlan, rank: RankPlan) -> None:
+        """Fork and exec. Raises OSError when the program cannot be run."""
+        self.rank = rank.rank
+        self.returncode: int | None = None
+        self._process = subprocess.Popen(
+            rank.argv,
+            bufsize=0,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=plan.cwd,
+            env={**os.environ, **plan.env, **rank.env},
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),
+        )
+        self.pid = self._process.pid
+        self.streams: dict[int, int] = {}
+        """Open descriptors: fd -> 1 for stdout, 2 for stderr."""
+        for stream, pipe in ((1, self._process.stdout), (2, self._process.stderr)):
+            assert pipe is not None
+            fd = pipe.fileno()
+            os.set_blocking(fd, False)
+            with contextlib.suppress(OSError):  # over the user's pipe quota the default size works too
+                fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+            self.streams[fd] = stream
+
+    def reaped(self, returncode: int) -> None:
+        self.returncode = self._process.returncode = returncode
+
+    def signal(self, number: int) -> None:
+        """Signal the rank's own process, unless it was reaped and its pid may be another's."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def signal_group(self, number: int) -> None:
+        """Signal the rank and what it started in its group, unless the rank was reaped."""
+        if self.returncode is None:
+            with contextlib.suppress(PermissionError):  # nothing there but another user's setuid program
+                os.killpg(self.pid, number)
+
+    def read(self, fd: int) -> bytes | None:
+        """What the pipe holds now, at most 64 KiB; None at its end, b"" when it is empty."""
+        try:
+            return os.read(fd, _READ_BYTES) or None
+        except BlockingIOError:
+            return b""
+
+    def close(self, fd: int) -> None:
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None and not pipe.closed and pipe.fileno() == fd:
+                pipe.close()
+        del self.streams[fd]

@@ -1,0 +1,51 @@
+"""Find and end what ranks left behind: every descendant carries the job's id in its environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+MARKER = "DSLAUNCH_JOB_ID"
+
+
+def survivors(job_id: str) -> list[int]:
+    """Pids of living processes of this job, whatever session, group or parent they have now."""
+    mark = f"{MARKER}={job_id}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as environ:
+                carries_mark = mark in environ.read().split(b"\0")
+        except OSError:
+            continue  # ended meanwhile, or another user's
+        if carries_mark:
+            found.append(int(name))
+    return found
+
+
+def sweep(job_id: str, timeout_s: float = 5.0) -> list[int]:
+    """SIGKILL the job's processes until none is left; returns those that would not go (uninterruptible)."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        pids = survivors(job_id)
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        _reap()
+        if not pids or time.monotonic() > deadline:
+            return pids
+        time.sleep(0.005)
+
+
+def _reap() -> None:
+    """Collect adopted children: a zombie's environment is unreadable, so they are not found above."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return

@@ -1,0 +1,19 @@
+"""What ends a launch before its ranks do, and the exit codes of `dslaunch` itself."""
+
+from __future__ import annotations
+
+EXIT_USAGE = 2
+"""A command line, a file or a setting that cannot be used; nothing was started."""
+EXIT_LAUNCH_FAILED = 110
+"""A host could not be reached, or could not run its part; no rank is left."""
+EXIT_NODE_LOST = 111
+"""An agent, or the way to it, was lost while its ranks ran."""
+
+
+class UsageError(Exception):
+    """Bad input, found before anything was started. `hint` is the next action for the user."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint

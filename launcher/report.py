@@ -1,0 +1,67 @@
+"""The last words of a launch: which rank, host and device, how it ended, what it said. Pure text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dslaunch.launcher.plan import LaunchPlan
+from dslaunch.launcher.verdict import (
+    Interrupted,
+    LaunchFailed,
+    NodeLost,
+    RankEnd,
+    RankFailed,
+    Verdict,
+    how_it_ended,
+)
+
+_MAX_LISTED = 8
+
+Tail = Callable[[int], Sequence[str]]
+"""The last lines a rank wrote: its stderr, or its stdout where it wrote none."""
+
+
+def report(verdict: Verdict, plan: LaunchPlan, device: Callable[[int], str], tail: Tail) -> list[str]:
+    """The lines that name the cause of a bad end; none after a good one. `device(slot)` names a slot."""
+    lines = _cause(verdict, plan, device, tail)
+    if verdict.collateral and not isinstance(verdict.cause, LaunchFailed):
+        lines.append(_collateral(verdict.collateral))
+    for node_rank in verdict.silent_nodes:
+        lines.append(f"host {plan.nodes[node_rank].host} did not say that its ranks are gone: look there")
+    return lines
+
+
+def _cause(verdict: Verdict, plan: LaunchPlan, device: Callable[[int], str], tail: Tail) -> list[str]:
+    match verdict.cause:
+        case None:
+            return []
+        case RankFailed(end):
+            assert end.returncode is not None
+            node, rank = plan.ranks[end.rank]
+            said = tail(end.rank)
+            lines = [
+                f"error: rank {end.rank} (local rank {rank.local_rank}, {device(rank.slot)}) on {node.host} "
+                f"{how_it_ended(end.returncode)}"
+            ]
+            return lines + (["its last lines:", *(f"    {line}" for line in said)] if said else [])
+        case NodeLost(node_rank, reason):
+            node = plan.nodes[node_rank]
+            ranks = _ranks([rank.rank for rank in node.ranks])
+            return [f"error: host {node.host} ({ranks}) was lost: {reason}"]
+        case LaunchFailed(None, what, hint):
+            return [f"error: {what}", f"hint: {hint}"]
+        case LaunchFailed(node_rank, what, hint):
+            assert node_rank is not None
+            return [f"error: {plan.nodes[node_rank].host}: {what}", f"hint: {hint}"]
+        case Interrupted(number):
+            return [f"ended by {how_it_ended(-number).removeprefix('was killed by ')}"]
+
+
+def _collateral(ends: Sequence[RankEnd]) -> str:
+    return f"ended because of it: {_ranks([end.rank for end in ends])}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:_MAX_LISTED])
+    more = f" and {len(ranks) - _MAX_LISTED} more" if len(ranks) > _MAX_LISTED else ""
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"

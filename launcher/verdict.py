@@ -1,0 +1,92 @@
+"""How a job ended: the values, and the exit code each becomes."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from dslaunch.launcher.errors import EXIT_LAUNCH_FAILED, EXIT_NODE_LOST
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How one rank ended. `returncode` is negative for a signal, None where its node was lost."""
+
+    node_rank: int
+    rank: int
+    returncode: int | None
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """A rank ended by itself, other than with 0."""
+
+    end: RankEnd
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node's agent, or the way to it, went away while its ranks ran."""
+
+    node_rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    """A node could not be started. `node_rank` is None where the job as a whole could not."""
+
+    node_rank: int | None
+    what: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The launcher was told to end by a signal. Also an Input: the signal's arrival."""
+
+    signal: int
+
+
+Cause = RankFailed | NodeLost | LaunchFailed | Interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of the job. No cause means that every rank ended with 0.
+
+    `collateral` are the ranks that ended otherwise than with 0 after the cause; `silent_nodes` those whose
+    agents did not say goodbye in time.
+    """
+
+    cause: Cause | None
+    collateral: tuple[RankEnd, ...]
+    silent_nodes: tuple[int, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """The rank's own code, 128 + n for a signal, or a code of errors.py."""
+        match self.cause:
+            case None:
+                return EXIT_NODE_LOST if self.silent_nodes else 0
+            case RankFailed(end):
+                assert end.returncode is not None
+                return end.returncode if end.returncode >= 0 else 128 - end.returncode
+            case NodeLost():
+                return EXIT_NODE_LOST
+            case LaunchFailed():
+                return EXIT_LAUNCH_FAILED
+            case Interrupted(number):
+                return 128 + number
+
+
+def how_it_ended(returncode: int) -> str:
+    """`exited with code 3`, `was killed by SIGKILL`."""
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    return f"was killed by {name}"

@@ -1,0 +1,199 @@
+"""The frames between launcher and agent: one JSON object a line, ASCII only, 32 KiB a line at most.
+
+Standard library only: this module travels to the nodes with the agent. Text fields carry arbitrary bytes
+through `surrogateescape`, so what a rank prints and what a user types arrive unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+MAX_LINE_BYTES = 32 * 1024
+"""pdsh was seen to carry lines of 60,000 bytes whole and to tear longer ones."""
+
+_PIECE_CHARS = 5_000
+"""Characters of free text in one frame: JSON spends six bytes on the worst of them."""
+
+
+class WireError(Exception):
+    """Bytes that are no frame. Says what was wrong, with the start of the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPiece:
+    """Down: a piece of the NodePlan as JSON text; `last` completes it."""
+
+    text: str
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Down: send `signal` to every rank, SIGKILL after `grace_s`, then end."""
+
+    signal: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Down: pass a signal to every rank, and change nothing else."""
+
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Both ways: the sender lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Up, first: the agent runs on its host.
+
+    `addresses` are its own, the one the launcher reached it by first. `port_in_use` answers for the port
+    asked about in its argv; `free_port` is one that the kernel had free.
+    """
+
+    hostname: str
+    pid: int
+    python: str
+    addresses: tuple[str, ...]
+    port_in_use: bool
+    free_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Up, last: the plan cannot run on this host."""
+
+    what: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Up: a rank's process exists."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Up: what a rank wrote, cut anywhere. `stream` is 1 for stdout, 2 for stderr."""
+
+    rank: int
+    stream: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Up: output of a rank that the agent discarded, because the way to the launcher was full."""
+
+    rank: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """Up, once per rank: how its process ended (negative: by that signal), stamped by the node's clock."""
+
+    rank: int
+    returncode: int
+    time_ns: int
+
+
+Down = PlanPiece | Stop | Signal | Heartbeat
+Up = Ready | Refused | Started | Output | Dropped | Exited | Heartbeat
+Message = Down | Up
+
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__.lower(): kind
+    for kind in (PlanPiece, Stop, Signal, Heartbeat, Ready, Refused, Started, Output, Dropped, Exited)
+}
+_FIELD_TYPES: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "float": (float, int),
+    "int": (int,),
+    "str": (str,),
+    "tuple[str, ...]": (list,),
+}
+
+
+def encode(message: Message) -> bytes:
+    """One frame with its newline."""
+    line = json.dumps({"t": type(message).__name__.lower(), **asdict(message)}, separators=(",", ":"))
+    return line.encode("ascii") + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The message of one line. Raises WireError for anything `encode` would not have written."""
+    if len(line) > MAX_LINE_BYTES:
+        raise WireError(f"a line of {len(line)} bytes, more than {MAX_LINE_BYTES}: {line[:60]!r}...")
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"not JSON: {line[:60]!r}") from error
+    kind = _KINDS.get(record.pop("t", "")) if isinstance(record, dict) else None
+    if kind is None:
+        raise WireError(f"no message of this protocol: {line[:60]!r}")
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        value = record.pop(field.name, None)
+        if not _has_type(value, str(field.type)):
+            raise WireError(f"{kind.__name__}.{field.name} is {value!r}: {line[:60]!r}")
+        values[field.name] = tuple(value) if isinstance(value, list) else value
+    if record:
+        raise WireError(f"{kind.__name__} has no field {min(record)!r}: {line[:60]!r}")
+    return kind(**values)
+
+
+def _has_type(value: object, annotation: str) -> bool:
+    if not isinstance(value, _FIELD_TYPES[annotation]):
+        return False
+    if isinstance(value, bool):
+        return annotation == "bool"
+    return not isinstance(value, list) or all(isinstance(item, str) for item in value)
+
+
+def encode_output(rank: int, stream: int, data: bytes) -> bytes:
+    """Frames that carry `data` of one rank's stream."""
+    text = data.decode("utf-8", "surrogateescape")
+    return b"".join(encode(Output(rank, stream, piece)) for piece in _pieces(text))
+
+
+def encode_plan(text: str) -> bytes:
+    """Frames that carry a NodePlan's JSON text."""
+    pieces = list(_pieces(text)) or [""]
+    return b"".join(encode(PlanPiece(piece, i == len(pieces) - 1)) for i, piece in enumerate(pieces))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    size = 4 * _PIECE_CHARS if text.isascii() else _PIECE_CHARS
+    for start in range(0, len(text), size):
+        piece = text[start : start + size]
+        if size > _PIECE_CHARS and len(json.dumps(piece)) > MAX_LINE_BYTES - 200:
+            # ASCII full of quotes, backslashes or control characters
+            yield from (piece[i : i + _PIECE_CHARS] for i in range(0, len(piece), _PIECE_CHARS))
+        else:
+            yield piece
+
+
+class Decoder:
+    """Cuts a byte stream into messages; a torn last line waits for its rest."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages completed by `data`. Raises WireError."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            yield decode(line)
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise WireError(f"a line longer than {MAX_LINE_BYTES} bytes: {self._rest[:60]!r}...")
