@@ -1,0 +1,96 @@
+"""The batch triangle: train_batch_size = micro batch * accumulation steps * data-parallel ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dslaunch.engine.config import BatchRequest
+from dslaunch.engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How many data-parallel ranks there are, which one this is, and who says so."""
+
+    size: int
+    rank: int
+    local_rank: int
+    source: str  # "the torch process group", "WORLD_SIZE" or "a single process"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """Samples of one optimizer step, samples of one forward on one rank, forwards of one optimizer step."""
+
+    train: int
+    micro: int
+    accumulation: int
+
+
+def resolve_batch(request: BatchRequest, world: World) -> BatchSizes:
+    """Fill in what is not given as DeepSpeed does, then check all three numbers; ConfigError if they disagree."""
+    train, micro = request.train_batch_size, request.train_micro_batch_size_per_gpu
+    accumulation = request.gradient_accumulation_steps
+    ranks = world.size
+    for name, given in (
+        ("train_batch_size", train),
+        ("train_micro_batch_size_per_gpu", micro),
+        ("gradient_accumulation_steps", accumulation),
+    ):
+        if given is not None:
+            _check_positive(name, given)
+    match (train, micro, accumulation):
+        case (int(), int(), int()):
+            pass
+        case (int(), int(), None):
+            accumulation = train // micro // ranks
+        case (int(), None, int()):
+            micro = train // ranks // accumulation
+        case (None, int(), int()):
+            train = micro * accumulation * ranks
+        case (int(), None, None):
+            accumulation, micro = 1, train // ranks
+        case (None, int(), None):
+            accumulation, train = 1, micro * ranks
+        case _:
+            raise ConfigError(
+                "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided",
+                'write e.g. "train_micro_batch_size_per_gpu": 1',
+            )
+    assert train is not None
+    assert micro is not None
+    assert accumulation is not None
+    if train != micro * accumulation * ranks:
+        raise ConfigError(
+            "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
+            f"gradient_acc_step * world_size {train} != {micro} * {accumulation} * {ranks} "
+            f"(world_size {ranks} comes from {world.source})",
+            _hint(train, request, world),
+        )
+    return BatchSizes(train, micro, accumulation)
+
+
+_TITLES = {
+    "train_batch_size": "Train batch size",
+    "train_micro_batch_size_per_gpu": "Micro batch size per gpu",
+    "gradient_accumulation_steps": "Gradient accumulation steps",
+}
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value <= 0:
+        raise ConfigError(f"{_TITLES[name]}: {value} has to be greater than 0", f"correct {name}")
+
+
+def _hint(train: int, request: BatchRequest, world: World) -> str:
+    if world.size == 1 and world.source != "the torch process group":
+        start = "if more ranks were meant, start the script with dslaunch; if not, "
+    else:
+        start = ""
+    factor = (
+        (request.train_micro_batch_size_per_gpu or 1)
+        * (request.gradient_accumulation_steps or 1)
+        * world.size
+    )
+    near = max(round(train / factor), 1) * factor
+    return f"{start}give two of the three numbers, or a train_batch_size such as {near}"

@@ -1,0 +1,89 @@
+"""The collectives the engine uses, the same on every backend and torch version. `P` bucket elements, `W` ranks, `S` = P / W.
+
+Buckets are the buffers themselves: rank r's shard of a bucket is `bucket[r * S : (r + 1) * S]`, reduced into and gathered
+from in place. gloo has no AVG, so there the sum is divided after it has arrived, on the elements that are kept only.
+torch 2.13 renamed `*_tensor` to `*_single`; both names are looked up once here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+
+_Collective = Callable[..., "dist.Work | None"]
+
+
+def _newest(*names: str) -> _Collective:
+    return cast(_Collective, next(getattr(dist, name) for name in names if hasattr(dist, name)))
+
+
+_reduce_scatter = _newest("reduce_scatter_single", "reduce_scatter_tensor")
+_all_gather = _newest("all_gather_single", "all_gather_into_tensor")
+
+
+class Pending(NamedTuple):
+    """A collective in flight and the division that makes a sum a mean once it has arrived."""
+
+    work: dist.Work
+    divide: torch.Tensor | None  # [S] or [P]: what to divide in place, None where the backend has averaged
+    num_ranks: int
+
+    def wait(self) -> None:
+        """Make the current stream (or the CPU) wait for the result."""
+        self.work.wait()
+        if self.divide is not None:
+            self.divide.div_(self.num_ranks)
+
+
+def all_reduce_mean(bucket: torch.Tensor) -> Pending:
+    """Start averaging `bucket` [P] over all ranks, in place."""
+    averages = _averages(bucket)
+    work = dist.all_reduce(bucket, op=dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM, async_op=True)
+    assert work is not None
+    return Pending(work, None if averages else bucket, dist.get_world_size())
+
+
+def reduce_scatter_mean(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
+    """Start averaging `bucket` [P] over all ranks into `shard` [S], this rank's part of it; the rest is left undefined."""
+    averages = _averages(bucket)
+    operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+    try:
+        work = _reduce_scatter(shard, bucket, op=operation, async_op=True)
+    except (RuntimeError, NotImplementedError) as error:
+        # gloo before torch 2.10 refuses some dtypes or the call as a whole, on every rank alike, before it sends anything
+        if averages or "support" not in str(error).lower():
+            raise
+        work = dist.all_reduce(bucket, op=operation, async_op=True)
+    assert work is not None
+    return Pending(work, None if averages else shard, dist.get_world_size())
+
+
+def all_gather(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
+    """Start filling `bucket` [P] from every rank's `shard` [S], which is its own part of it."""
+    work = _all_gather(bucket, shard, async_op=True)
+    assert work is not None
+    return Pending(work, None, dist.get_world_size())
+
+
+def all_reduce_sum(value: torch.Tensor) -> None:
+    """Sum a small tensor over all ranks, in place."""
+    dist.all_reduce(value)
+
+
+def broadcast(tensor: torch.Tensor) -> None:
+    """Give every rank rank 0's `tensor`, in place."""
+    dist.broadcast(tensor, src=0)
+
+
+def agree(values: list[int], device: torch.device) -> bool:
+    """Whether every rank passed the same `values` (each below 2**62)."""
+    both = torch.tensor([values, [-value for value in values]], dtype=torch.int64, device=device)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX)
+    return bool((both[0] == -both[1]).all())
+
+
+def _averages(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and "nccl" in str(dist.get_backend_config())
