@@ -14,8 +14,8 @@ from typing import Any
 MAX_LINE_BYTES = 32 * 1024
 """pdsh was seen to carry lines of 60,000 bytes whole and to tear longer ones."""
 
-_PIECE_CHARS = 5_000
-"""Characters of free text in one frame: JSON spends six bytes on the worst of them."""
+_PIECE_CHARS = 2_500
+"""Characters of free text in one frame: JSON spends twelve bytes on the worst of them."""
 
 
 class WireError(Exception):
@@ -174,7 +174,7 @@ def encode_plan(text: str) -> bytes:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    size = 4 * _PIECE_CHARS if text.isascii() else _PIECE_CHARS
+    size = 8 * _PIECE_CHARS if text.isascii() else _PIECE_CHARS
     for start in range(0, len(text), size):
         piece = text[start : start + size]
         if size > _PIECE_CHARS and len(json.dumps(piece)) > MAX_LINE_BYTES - 200:
