@@ -1,0 +1,108 @@
+"""Commands on other machines, over SSH."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from pathlib import Path
+from typing import cast
+
+import asyncssh
+
+from dslaunch.hostfile import Host
+from dslaunch.runner_backends.command import NodeCommand
+from dslaunch.runner_backends.errors import BackendError
+from dslaunch.runner_backends.ssh_connector import Connector, Link, Timing
+from dslaunch.runner_backends.ssh_session import SshSession
+
+# The command line is one argument of the remote login shell, and Linux takes none longer than this.
+MAX_COMMAND_BYTES = 128 * 1024 - 1
+
+# As large as sshd sends them; fewer packets are less work for both ends.
+PACKET_BYTES = 128 * 1024
+
+
+class SshBackend:
+    """Runs every command over a connection of its own, as ssh_config says, and never asks for a password.
+
+    `ssh_config` names the one file to read; otherwise ~/.ssh/config and then /etc/ssh/ssh_config are read.
+    """
+
+    name = "ssh"
+
+    def __init__(
+        self,
+        ssh_config: Path | None = None,
+        *,
+        connect_timeout_s: float = 10.0,
+        keepalive_s: float = 5.0,
+        keepalive_count: int = 3,
+        num_connects: int = 64,
+    ) -> None:
+        self._connector = Connector(
+            ssh_config, Timing(connect_timeout_s, keepalive_s, keepalive_count), num_connects
+        )
+        self._sessions: set[SshSession] = set()
+        self._closers: set[asyncio.Task[None]] = set()
+
+    async def start(self, command: NodeCommand) -> SshSession:
+        """Run the command through the host's login shell, quoted for any shell of the Bourne kind."""
+        line = _command_line(command)
+        link = await self._connector.connect(command.host)
+        try:
+            session = SshSession(link, self._release)
+            await link.connection.create_session(
+                lambda: session,
+                cast(str, line),
+                encoding=None,
+                request_pty=False,
+                max_pktsize=PACKET_BYTES,
+            )
+        except (asyncssh.Error, OSError) as error:
+            await link.close()
+            raise _refused(command.host, error) from error
+        except BaseException:
+            link.connection.abort()
+            raise
+        self._sessions.add(session)
+        session.write(command.stdin)
+        return session
+
+    async def close(self) -> None:
+        """Close every connection. Processes that still run see EOF on their stdin."""
+        for session in list(self._sessions):
+            session.kill()
+            await session.wait()
+        if self._closers:
+            await asyncio.wait(self._closers)
+        await self._connector.close()
+
+    def _release(self, session: SshSession) -> None:
+        self._sessions.discard(session)
+        closer = asyncio.create_task(session.link.close())
+        self._closers.add(closer)
+        closer.add_done_callback(self._closers.discard)
+
+
+def _command_line(command: NodeCommand) -> bytes:
+    line = os.fsencode(shlex.join(command.argv))
+    if b"\0" in line:
+        raise BackendError(command.host.name, "cannot send a NUL character", "remove it from the arguments")
+    if len(line) > MAX_COMMAND_BYTES:
+        raise BackendError(
+            command.host.name,
+            f"the command line is {len(line)} bytes, of {MAX_COMMAND_BYTES} that SSH can carry",
+            "put the arguments in a file",
+        )
+    return line
+
+
+def _refused(host: Host, error: Exception) -> BackendError:
+    if isinstance(error, asyncssh.ChannelOpenError):
+        what = f"logged in, but the host refused to run a command: {error.reason.lower()}"
+        return BackendError(host.name, what, "look at its sshd log, at ForceCommand and MaxSessions")
+    return BackendError(host.name, f"connection lost while starting: {str(error).lower()}", "try again")
+
+
+__all__ = ["Link", "SshBackend", "SshSession"]
