@@ -28,17 +28,13 @@ class BatchSizes:
 
 
 def resolve_batch(request: BatchRequest, world: World) -> BatchSizes:
-    """Fill in what is not given as DeepSpeed does, then check all three numbers; ConfigError if they disagree."""
+    """Fill in what is not given as DeepSpeed does, then check all three numbers; ConfigError if they
+    disagree.
+    """
     train, micro = request.train_batch_size, request.train_micro_batch_size_per_gpu
     accumulation = request.gradient_accumulation_steps
     ranks = world.size
-    for name, given in (
-        ("train_batch_size", train),
-        ("train_micro_batch_size_per_gpu", micro),
-        ("gradient_accumulation_steps", accumulation),
-    ):
-        if given is not None:
-            _check_positive(name, given)
+    _check_positive(train, micro, accumulation)
     match (train, micro, accumulation):
         case (int(), int(), int()):
             pass
@@ -60,6 +56,7 @@ def resolve_batch(request: BatchRequest, world: World) -> BatchSizes:
     assert train is not None
     assert micro is not None
     assert accumulation is not None
+    _check_positive(train, micro, accumulation)
     if train != micro * accumulation * ranks:
         raise ConfigError(
             "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
@@ -70,16 +67,19 @@ def resolve_batch(request: BatchRequest, world: World) -> BatchSizes:
     return BatchSizes(train, micro, accumulation)
 
 
-_TITLES = {
-    "train_batch_size": "Train batch size",
-    "train_micro_batch_size_per_gpu": "Micro batch size per gpu",
-    "gradient_accumulation_steps": "Gradient accumulation steps",
-}
-
-
-def _check_positive(name: str, value: int) -> None:
-    if value <= 0:
-        raise ConfigError(f"{_TITLES[name]}: {value} has to be greater than 0", f"correct {name}")
+def _check_positive(train: int | None, micro: int | None, accumulation: int | None) -> None:
+    """First of what is given, then of what is derived: too few samples for the ranks divide to 0."""
+    for title, value in (
+        ("Train batch size", train),
+        ("Micro batch size per gpu", micro),
+        ("Gradient accumulation steps", accumulation),
+    ):
+        if value is not None and value <= 0:
+            raise ConfigError(
+                f"{title}: {value} has to be greater than 0",
+                "train_batch_size has to be at least train_micro_batch_size_per_gpu * "
+                "gradient_accumulation_steps * world_size",
+            )
 
 
 def _hint(train: int, request: BatchRequest, world: World) -> str:

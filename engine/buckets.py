@@ -1,8 +1,9 @@
 """Flat buffers: a model's parameters and gradients as views into buckets.
 
-Legend: `P` elements of a bucket, `S` = P / W elements of this rank's shard, `W` shards (ranks at stage 1, one at stage 0).
-`param.data` is a view into `Bucket.params`, the output of one all-gather; `param.grad` is a view into `Bucket.grads`, the
-input of one reduce-scatter. Nothing is copied between backward, the collectives and the optimizer.
+Legend: `P` elements of a bucket, `S` = P / W elements of this rank's shard, `W` shards (ranks at stage 1,
+one at stage 0). `param.data` is a view into `Bucket.params`, the output of one all-gather; `param.grad` is
+a view into `Bucket.grads`, the input of one reduce-scatter. Nothing is copied between backward, the
+collectives and the optimizer.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ class Bucket:
 
     @property
     def grads_in_place(self) -> bool:
-        """Whether autograd itself accumulates into the bucket; not so when gradients are kept in another dtype."""
+        """Whether autograd itself accumulates into the bucket; not so when gradients are kept in another
+        dtype.
+        """
         return self.grads.dtype == self.params.dtype
 
     def adopt_gradient(self, index: int) -> None:
         """Bring member `index`'s gradient into the bucket, wherever autograd or the script has left it.
 
-        With gradients in place that is one identity test, unless someone set `.grad` to None (then the bucket held
-        nothing worth keeping) or replaced it.
+        With gradients in place that is one identity test, unless someone set `.grad` to None (then the
+        bucket held nothing worth keeping) or replaced it.
         """
         param, view = self.members[index], self.grad_views[index]
         grad = param.grad

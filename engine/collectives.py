@@ -1,8 +1,10 @@
-"""The collectives the engine uses, the same on every backend and torch version. `P` bucket elements, `W` ranks, `S` = P / W.
+"""The collectives the engine uses, the same on every backend and torch version. `P` bucket elements, `W`
+ranks, `S` = P / W.
 
-Buckets are the buffers themselves: rank r's shard of a bucket is `bucket[r * S : (r + 1) * S]`, reduced into and gathered
-from in place. gloo has no AVG, so there the sum is divided after it has arrived, on the elements that are kept only.
-torch 2.13 renamed `*_tensor` to `*_single`; both names are looked up once here.
+Buckets are the buffers themselves: rank r's shard of a bucket is `bucket[r * S : (r + 1) * S]`, reduced
+into and gathered from in place. gloo has no AVG, so there the sum is divided after it has arrived, on the
+elements that are kept only. torch 2.13 renamed `*_tensor` to `*_single`; both names are looked up once
+here.
 """
 
 from __future__ import annotations
@@ -47,13 +49,16 @@ def all_reduce_mean(bucket: torch.Tensor) -> Pending:
 
 
 def reduce_scatter_mean(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
-    """Start averaging `bucket` [P] over all ranks into `shard` [S], this rank's part of it; the rest is left undefined."""
+    """Start averaging `bucket` [P] over all ranks into `shard` [S], this rank's part of it; the rest is
+    left undefined.
+    """
     averages = _averages(bucket)
     operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
     try:
         work = _reduce_scatter(shard, bucket, op=operation, async_op=True)
     except (RuntimeError, NotImplementedError) as error:
-        # gloo before torch 2.10 refuses some dtypes or the call as a whole, on every rank alike, before it sends anything
+        # gloo before torch 2.10 refuses some dtypes or the call as a whole, on every rank alike, before it
+        # sends anything
         if averages or "support" not in str(error).lower():
             raise
         work = dist.all_reduce(bucket, op=operation, async_op=True)

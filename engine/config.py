@@ -16,9 +16,9 @@ from dslaunch.engine.errors import ConfigError
 DtypeName = Literal["fp32", "bf16"]
 
 _DTYPE_NAMES: Mapping[str, DtypeName | Literal["fp16"]] = {
-    **dict.fromkeys(("fp32", "float32", "float"), "fp32"),  # type: ignore[arg-type]
-    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),  # type: ignore[arg-type]
-    **dict.fromkeys(("fp16", "float16", "half"), "fp16"),  # type: ignore[arg-type]
+    **dict.fromkeys(("fp32", "float32", "float"), "fp32"),
+    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+    **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
 }
 _LEVELS: Mapping[str, int] = {
     "debug": logging.DEBUG,
@@ -110,7 +110,9 @@ def parse_config(raw: Mapping[str, object]) -> EngineConfig:
 
 
 def _checked_precision(raw: Mapping[str, object]) -> Mapping[str, object]:
-    """`bfloat16` under its newer name; both precisions at once get DeepSpeed's sentence before fp16 is refused."""
+    """`bfloat16` under its newer name; both precisions at once get DeepSpeed's sentence before fp16 is
+    refused.
+    """
     if "bfloat16" in raw:
         if "bf16" in raw:
             raise ConfigError("bf16 and bfloat16 are the same section, both are given", "keep bf16")
@@ -175,7 +177,7 @@ def _dtype(reading: Reading) -> DtypeName:
     named = _dtype_name(reading, "communication_data_type")
     if named not in (None, dtype):
         raise ConfigError(
-            f"communication_data_type: {named} is refused: gradients travel in the dtype they are accumulated in",
+            f"communication_data_type: {named} is refused: gradients travel in their accumulation dtype",
             "set data_types.grad_accum_dtype",
         )
     return dtype

@@ -1,7 +1,7 @@
 """Every key DeepSpeed knows, and this engine's answer to each: honoured, without effect, or refused.
 
-Rule of thumb: a key that only changes speed or reporting is accepted without effect and said so once; a key that
-changes numbers, memory placement or files is refused unless it is switched off. Source: DeepSpeed's
+Rule of thumb: a key that only changes speed or reporting is accepted without effect and said so once; a key
+that changes numbers, memory placement or files is refused unless it is switched off. Source: DeepSpeed's
 "DeepSpeed Configuration JSON" page and its config models.
 """
 
@@ -24,7 +24,9 @@ class Honoured:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """Accepted; one line says `why` it changes nothing, unless the value is in `quiet` (what the engine does anyway)."""
+    """Accepted; one line says `why` it changes nothing, unless the value is in `quiet` (what the engine
+    does anyway).
+    """
 
     why: str
     quiet: tuple[object, ...] = ()
@@ -48,7 +50,9 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """An object switched by `enabled`; off is fine, on gets `answer`. `keys` None: anything may stand in it."""
+    """An object switched by `enabled`; off is fine, on gets `answer`. `keys` None: anything may stand in
+    it.
+    """
 
     answer: NoEffect | Refused
     keys: frozenset[str] | None = None
@@ -66,7 +70,14 @@ _MONITOR = "monitors are not written yet"
 _LOSS_SCALE = NoEffect("bf16 needs no loss scale")
 _REMOVED = Refused("DeepSpeed itself has removed it")
 _NOT_YET = "it is not supported yet"
-_OFFLOAD_KEYS = "device nvme_path buffer_count buffer_size max_in_cpu pin_memory pipeline_read pipeline_write fast_init ratio"
+_OFFLOAD_KEYS = "device nvme_path buffer_count buffer_size max_in_cpu pin_memory "
+    "pipeline_read pipeline_write fast_init ratio"
+
+
+def _idle_section(why: str, names: str) -> Section:
+    """A section whose keys are all accepted without effect; off values pass silently."""
+    return Section({name: NoEffect(why, quiet=(False, None)) for name in names.split()})
+
 
 ZERO: Mapping[str, Answer] = {
     "stage": Honoured("int"),
@@ -143,10 +154,9 @@ BF16: Mapping[str, Answer] = {
     "immediate_grad_update": NoEffect("gradients are always accumulated at once", quiet=(False, True)),
     "bf16_master_weights_and_grads": Refused("masters are always kept in fp32"),
     "bf16_optimizer_states": Refused("moments are always kept in fp32"),
-    **{
-        key: _LOSS_SCALE
-        for key in sorted(FP16_KEYS - {"enabled", "auto_cast", "fp16_master_weights_and_grads"})
-    },
+    **dict.fromkeys(
+        sorted(FP16_KEYS - {"enabled", "auto_cast", "fp16_master_weights_and_grads"}), _LOSS_SCALE
+    ),
     "auto_cast": Refused("inputs are not cast; cast them in the script"),
 }
 
@@ -188,7 +198,7 @@ TOP: Mapping[str, Answer] = {
                 "every checkpoint here loads at any world size; DeepSpeed's are not read"
             ),
             "use_node_local_storage": Refused("checkpoints need a directory that every node sees"),
-            "parallel_write": NoEffect("every rank always writes its own shard"),
+            "parallel_write": _idle_section("every rank always writes its own shard", "pipeline_stage"),
             "checkpoint_serialization": NoEffect("tensors are always written as safetensors", quiet=(True,)),
             "writer": Refused(_NOT_YET),
         }
@@ -210,7 +220,7 @@ TOP: Mapping[str, Answer] = {
     "dump_state": NoEffect("the engine's one line says what matters", quiet=(False,)),
     "wall_clock_breakdown": NoEffect("timers are not written yet", quiet=(False,)),
     "memory_breakdown": NoEffect("timers are not written yet", quiet=(False,)),
-    "timers": NoEffect("timers are not written yet"),
+    "timers": Section({"throughput": _idle_section("timers are not written yet", "enabled synchronized")}),
     "comms_logger": Feature(
         NoEffect("collectives are not logged yet"), _names("enabled prof_all prof_ops verbose debug")
     ),
@@ -224,17 +234,26 @@ TOP: Mapping[str, Answer] = {
     "comet": Feature(
         NoEffect(_MONITOR),
         _names(
-            "enabled samples_log_interval project workspace api_key experiment_name experiment_key online mode"
+            "enabled samples_log_interval project workspace api_key "
+            "experiment_name experiment_key online mode"
         ),
     ),
     "monitor_config": NoEffect(_MONITOR),
-    "activation_checkpointing": NoEffect(
-        "deepspeed.checkpointing is not written yet; torch.utils.checkpoint works"
+    "activation_checkpointing": _idle_section(
+        "deepspeed.checkpointing is not written yet; torch.utils.checkpoint works",
+        "partition_activations cpu_checkpointing contiguous_memory_optimization number_checkpoints "
+        "synchronize_checkpoint_boundary profile",
     ),
-    "aio": NoEffect("nothing is swapped to NVMe"),
+    "aio": _idle_section(
+        "nothing is swapped to NVMe",
+        "block_size queue_depth intra_op_parallelism thread_count single_submit overlap_events use_gds",
+    ),
     "use_data_before_expert_parallelism": NoEffect("there is no expert parallelism", quiet=(False,)),
     "use_data_before_expert_parallel_": NoEffect("there is no expert parallelism", quiet=(False,)),
-    "pipeline": NoEffect("there is no pipeline engine"),
+    "pipeline": _idle_section(
+        "there is no pipeline engine",
+        "stages partition seed_layers activation_checkpoint_interval pipe_partitioned grad_partitioned",
+    ),
     "sequence_parallel_size": Refused("sequence parallelism is not supported", off=(1, None)),
     "data_parallel_size": Refused("all ranks are data-parallel", off=(None,)),
     "tensor_parallel": Refused(

@@ -25,7 +25,7 @@ _KIND_NAMES: Mapping[Kind, str] = {
 
 @dataclass(slots=True)
 class Reading:
-    """What a walk over the mapping found: honoured values by full path, and reasons of keys without effect."""
+    """What a walk found: honoured values by full path, and the reasons of keys without effect."""
 
     values: dict[str, object] = field(default_factory=dict)
     no_effect: dict[str, list[str]] = field(default_factory=dict)  # reason -> paths

@@ -1,7 +1,8 @@
 """Where a configuration comes from (dict, path, base64) and how its text is read.
 
-The text is JSON with comments (`//`, `#`, `/* */`) and trailing commas, which DeepSpeed's users have in their files.
-Both are blanked out in place, so that the line and column of a syntax error are those of the file.
+The text is JSON with comments (`//`, `#`, `/* */`) and trailing commas, which DeepSpeed's users have in
+their files. Both are blanked out in place, so that the line and column of a syntax error are those of the
+file.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TrainingDataLoader:
-    """Iterates a rank's share of `dataset`; every pass over it is shuffled anew, the same way on all ranks."""
+    """Iterates a rank's share of `dataset`; every pass is shuffled anew, the same way on all ranks."""
 
     def __init__(
         self,

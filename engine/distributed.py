@@ -1,13 +1,17 @@
-"""Joining the job: the process group from the environment contract, the device of this rank, and the control group."""
+"""Joining the job: the process group from the environment contract, the device of this rank, and the
+control group.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from dslaunch.engine.batch import World
 from dslaunch.engine.errors import EngineError
@@ -27,16 +31,18 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Make sure that a torch process group exists; an existing one is adopted, so calling twice is harmless.
+    """Make sure that a torch process group exists; an existing one is adopted, so calling twice is
+    harmless.
 
-    The ranks come from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Where none of them is set the process
-    trains alone in a group of one. EngineError names the variables that are missing when only some are set.
-    `auto_mpi_discovery`, `distributed_port`, `verbose` and `config` are DeepSpeed's and have no effect here.
-    DEEPSPEED_TIMEOUT (minutes) is the timeout of collectives where `timeout` is not given.
+    The ranks come from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Where none of them is set
+    the process trains alone in a group of one. EngineError names the variables that are missing when only
+    some are set. `auto_mpi_discovery`, `distributed_port`, `verbose` and `config` are DeepSpeed's and have
+    no effect here. DEEPSPEED_TIMEOUT (minutes) is the timeout of collectives where `timeout` is not given.
     """
     if dist.is_initialized() or dist_init_required is False:
         return
     backend = dist_backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    atexit.register(_leave)
     limit = timeout if timeout is not None else _timeout_of(os.environ)
     if init_method is not None and rank >= 0 and world_size > 0:
         dist.init_process_group(
@@ -45,13 +51,13 @@ def init_distributed(
         return
     missing = missing_variables(os.environ)
     if len(missing) == len(RANK_VARIABLES):
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=limit)
         return
     if missing:
         raise EngineError(
             f"cannot join the job: {', '.join(missing)} not set in the environment "
             f"({', '.join(name for name in RANK_VARIABLES if name not in missing)} set)",
-            "start the script with dslaunch, which sets all five; unset them all to train alone in one process",
+            "start the script with dslaunch, which sets all five; unset them all to train in one process",
         )
     if torch.cuda.is_available():
         torch.cuda.set_device(device_of(int(os.environ["LOCAL_RANK"])))
@@ -95,7 +101,15 @@ def control_group(world: World) -> dist.ProcessGroup | None:
 
     A collective call: all ranks make it at the same place.
     """
-    return dist.new_group(backend="gloo") if world.size > 1 else None
+    if world.size == 1:
+        return None
+    return dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+
+
+def _leave() -> None:
+    """End the group before the interpreter does: gloo's threads could abort a process that is done."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _timeout_of(environ: Mapping[str, str]) -> timedelta | None:

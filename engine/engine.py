@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -78,7 +78,8 @@ class Engine(torch.nn.Module):
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
-        """Accumulate the gradients of `loss` (a scalar) divided by the accumulation steps; returns the divided loss.
+        """Accumulate the gradients of `loss` (a scalar) divided by the accumulation steps; returns the
+        divided loss.
 
         `loss.backward()` works as well; the division is then the script's.
         """
@@ -90,7 +91,7 @@ class Engine(torch.nn.Module):
             )
         if optimizer.reducer.has_sent:
             raise EngineError(
-                "backward was called again after the last micro step's gradients had been averaged over the ranks",
+                "backward was called again after the gradients of this step had been averaged over the ranks",
                 "call engine.step() first, or set zero_optimization.overlap_comm to false",
             )
         accumulation = self.batch_sizes.accumulation
@@ -100,7 +101,8 @@ class Engine(torch.nn.Module):
         return loss
 
     def step(self) -> None:
-        """Count a micro step; at the accumulation boundary update parameters, schedule and counters. Collective.
+        """Count a micro step; at the accumulation boundary update parameters, schedule and counters.
+        Collective.
 
         A step without a backward before it is a step with zero gradients.
         """
@@ -146,7 +148,9 @@ class Engine(torch.nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside accumulate on this rank only; the next `step()` at a boundary averages everything."""
+        """Backward passes inside accumulate on this rank only; the next `step()` at a boundary averages
+        everything.
+        """
         if not self._syncing:
             raise EngineError("no_sync() inside no_sync()", "leave the outer block first")
         self._syncing = False
@@ -207,7 +211,7 @@ class Engine(torch.nn.Module):
 
     def module_state_dict(self) -> dict[str, Any]:
         """The module's state dict, without the `module.` prefix of `state_dict()`."""
-        return cast("dict[str, Any]", self.module.state_dict())
+        return self.module.state_dict()
 
     def _must_train(self) -> ShardedAdamW:
         if self.optimizer is None:
@@ -226,7 +230,8 @@ class Engine(torch.nn.Module):
         if every is not None and self.global_steps % every == 0:
             log.say(
                 self.global_rank,
-                f"step={self.global_steps}, skipped={self.skipped_steps}, lr={self.get_lr()}, mom={self.get_mom()}",
+                f"step={self.global_steps}, skipped={self.skipped_steps}, "
+                f"lr={self.get_lr()}, mom={self.get_mom()}",
             )
 
 

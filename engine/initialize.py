@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 Initialized = tuple[Engine, ShardedAdamW | None, TrainingDataLoader | None, LrScheduler | None]
 SchedulerInput = LrScheduler | Callable[[torch.optim.Optimizer], LrScheduler]
 
-# Buckets no larger than this leave early enough to overlap with backward, and are large enough for full bandwidth.
-# reduce_bucket_size is a cap on top of it.
+# Buckets no larger than this leave early enough to overlap with backward, and are large enough for full
+# bandwidth. reduce_bucket_size is a cap on top of it.
 OVERLAP_BUCKET_NUMEL = 1 << 25
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -60,11 +60,13 @@ def initialize(
     mesh_param: object = None,
     config_params: ConfigInput | None = None,
 ) -> Initialized:
-    """Make an engine of `model`: (engine, optimizer, training dataloader, scheduler). Collective over all ranks.
+    """Make an engine of `model`: (engine, optimizer, training dataloader, scheduler). Collective over all
+    ranks.
 
-    The configuration is `config`, `config_params` or `args.deepspeed_config`: a path, a dict, or base64 of JSON. The
-    process group is created unless it exists. The model is cast, moved to this rank's device and given rank 0's
-    parameters and buffers; its parameters become views into flat buckets. ConfigError and EngineError say what is refused.
+    The configuration is `config`, `config_params` or `args.deepspeed_config`: a path, a dict, or base64 of
+    JSON. The process group is created unless it exists. The model is cast, moved to this rank's device and
+    given rank 0's parameters and buffers; its parameters become views into flat buckets. ConfigError and
+    EngineError say what is refused.
     """
     if model is None:
         raise EngineError("deepspeed.initialize requires a model", "pass model=")
@@ -151,7 +153,7 @@ def _layout(
     ]
     if not specs:
         raise EngineError(
-            "there is nothing to train: no parameter of the model requires a gradient and is in a parameter group",
+            "there is nothing to train: no parameter in the groups is the model's and requires a gradient",
             "pass model_parameters=model.parameters() of the model given to initialize",
         )
     if len(specs) != len(group_of):
@@ -163,7 +165,7 @@ def _layout(
     return plan_layout(specs, num_shards, min(settings.zero.reduce_bucket_size, OVERLAP_BUCKET_NUMEL))
 
 
-def _synchronize(model: torch.nn.Module, buckets: list[Bucket], world: World) -> None:
+def _synchronize(model: torch.nn.Module, buckets: Sequence[Bucket], world: World) -> None:
     """Give every rank rank 0's parameters and buffers, after checking that all built the same model."""
     if world.size == 1:
         return
@@ -194,30 +196,39 @@ def _scheduler(
     if client is None:
         return None if settings.scheduler is None else build_scheduler(settings.scheduler, optimizer)
     if not hasattr(client, "step"):
-        return client(optimizer)  # type: ignore[operator,no-any-return]
+        return client(optimizer)
     bound = getattr(client, "optimizer", None)
     if plan is None or bound is None or bound is not plan.client:
         raise EngineError(
             "the lr_scheduler steers an optimizer that initialize was not given",
             "pass that optimizer as optimizer=, or a callable lr_scheduler=lambda optimizer: ...",
         )
+    if isinstance(client, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise EngineError(
+            "ReduceLROnPlateau needs a metric that the engine does not have", "step it in the script"
+        )
+    # It watches the step() of the script's optimizer, which nobody calls, and would warn about that.
+    bound._opt_called = True  # type: ignore[union-attr]
     return client  # type: ignore[return-value]
 
 
 def _introduce(engine: Engine) -> None:
-    config, rank = engine.config, engine.global_rank
+    config, sizes, rank, world_size = engine.config, engine.batch_sizes, engine.global_rank, engine.world_size
     for note in config.notes:
         log.say(rank, note)
-    trained = (
-        0
-        if engine.optimizer is None
-        else sum(p.numel() for g in engine.optimizer.param_groups for p in g["params"])
-    )
-    num_buckets = 0 if engine.optimizer is None else len(engine.optimizer.buckets)
+    buckets = [] if engine.optimizer is None else list(engine.optimizer.buckets)
+    trained = sum(slot.numel for bucket in buckets for slot in bucket.spec.slots)
     log.say(
         rank,
         f"engine: ZeRO stage {config.zero.stage}, {config.dtype}, gradients in {config.grad_accum_dtype}, "
-        f"world {engine.world_size} on {engine.device.type}, {trained:,} parameters in {num_buckets} buckets, "
-        f"batch {engine.batch_sizes.train} = {engine.batch_sizes.micro} * {engine.batch_sizes.accumulation} * "
-        f"{engine.world_size}, gradient clipping {config.gradient_clipping or 'off'}",
+        f"world {world_size} on {engine.device.type}, {trained:,} parameters in {len(buckets)} buckets, "
+        f"batch {sizes.train} = {sizes.micro} * {sizes.accumulation} * {world_size}, "
+        f"gradient clipping {config.gradient_clipping or 'off'}",
     )
+    idle = sum(param.requires_grad for param in engine.module.parameters()) - sum(
+        len(bucket.members) for bucket in buckets
+    )
+    if buckets and idle:
+        log.warn(
+            rank, f"{idle} parameters require a gradient but are in no parameter group: they are not trained"
+        )

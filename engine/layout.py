@@ -1,8 +1,9 @@
 """Shard arithmetic on ints: parameters to buckets, buckets to shards. No tensors.
 
-Legend: `P` elements of a bucket, padding included; `S` = P / W elements of one shard; `W` shards.
-A bucket is one flat buffer of one dtype and one parameter group. Every slot starts at a multiple of the alignment, so that
-kernels may use wide loads, and P is a multiple of W * alignment, so that shards are equal and aligned as well.
+Legend: `P` elements of a bucket, padding included; `S` = P / W elements of one shard; `W` shards. A bucket
+is one flat buffer of one dtype and one parameter group. Every slot starts at a multiple of the alignment,
+so that kernels may use wide loads, and P is a multiple of W * alignment, so that shards are equal and
+aligned as well.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class SliceCopy:
-    """Copy `numel` elements of a bucket's shard of an old layout to one of a new layout; starts count within the shards."""
+    """Copy `numel` elements of a bucket's shard of an old layout to one of a new layout; starts count
+    within the shards.
+    """
 
     source_shard: int
     source_bucket: int
@@ -78,8 +81,8 @@ def plan_layout(
 ) -> Layout:
     """Fill buckets in reverse order of use, as backward makes gradients ready.
 
-    A bucket closes before its slots would exceed `bucket_numel`; a parameter larger than that gets a bucket of its own.
-    Buckets are ordered by their last parameter, the one they wait for.
+    A bucket closes before its slots would exceed `bucket_numel`; a parameter larger than that gets a bucket
+    of its own. Buckets are ordered by their last parameter, the one they wait for.
     """
     open_buckets: dict[tuple[str, int], list[int]] = {}
     closed: list[list[int]] = []

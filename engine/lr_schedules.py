@@ -1,8 +1,8 @@
 """DeepSpeed's learning-rate schedules: WarmupLR, WarmupDecayLR, WarmupCosineLR.
 
-The engine calls `step()` after every applied optimizer step. The rates are set at construction for iteration 0 and the
-first `step()` sets those of iteration 0 again, so the first two optimizer steps run at the lowest rate.
-Source: DeepSpeed's "Learning Rate Schedulers" page.
+The engine calls `step()` after every applied optimizer step. The rates are set at construction for
+iteration 0 and the first `step()` sets those of iteration 0 again, so the first two optimizer steps run at
+the lowest rate. Source: DeepSpeed's "Learning Rate Schedulers" page.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 
 from dslaunch.engine.config import SchedulerConfig
-from dslaunch.engine.config_read import as_kind, auto_value, unknown_key
 from dslaunch.engine.config_keys import Kind
+from dslaunch.engine.config_read import as_kind, auto_value, unknown_key
 from dslaunch.engine.errors import ConfigError
 
 
@@ -135,7 +135,9 @@ class WarmupDecayLR(WarmupLR):
 
 
 class WarmupCosineLR(WarmupLR):
-    """Scales each group's own rate: up from `warmup_min_ratio` to 1, then down a half cosine to `cos_min_ratio`."""
+    """Scales each group's own rate: up from `warmup_min_ratio` to 1, then down a half cosine to
+    `cos_min_ratio`.
+    """
 
     def __init__(
         self,

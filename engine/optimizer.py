@@ -10,6 +10,7 @@ step(), in three phases:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -64,12 +65,15 @@ class ShardedAdamW(torch.optim.Optimizer):
         self.shards = [_new_state(bucket) for bucket in buckets]
         self.num_applied = 0  # Adam's t
         self.overflow = False  # the last step was left out
+        self._num_groups = len(groups)
         self._norm: torch.Tensor | float | None = None
         super().__init__(cast("list[dict[str, object]]", list(groups)), {})
 
     def add_param_group(self, param_group: dict[str, object]) -> None:
-        """Part of construction only: torch's own version would import torch._dynamo, over a second of start-up."""
-        if len(self.param_groups) > max(bucket.spec.group for bucket in self.buckets):
+        """Part of construction only: torch's own version would import torch._dynamo, over a second of
+        start-up.
+        """
+        if len(self.param_groups) == self._num_groups:
             raise EngineError(
                 "parameter groups cannot be added after initialize", "pass all groups as model_parameters"
             )
@@ -88,7 +92,7 @@ class ShardedAdamW(torch.optim.Optimizer):
         if self.policy.skip_nonfinite:
             # The one host read of a step: the scheduler must know at once whether this step counts.
             self._norm = norm.item()
-            self.overflow = not torch.isfinite(torch.tensor(self._norm)).item()
+            self.overflow = not math.isfinite(self._norm)
         if not self.overflow:
             self._update(scale)
         self.zero_grad()

@@ -1,4 +1,6 @@
-"""Optimizer parameter groups: from the config, from the script's groups, or from the script's torch optimizer."""
+"""Optimizer parameter groups: from the config, from the script's groups, or from the script's torch
+optimizer.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ _KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """The parameter groups to train, hyperparameters filled in; `client` is the script's optimizer they came from."""
+    """The parameter groups to train, hyperparameters filled in; `client` is the script's optimizer they
+    came from.
+    """
 
     groups: list[ParamGroup]
     client: torch.optim.Optimizer | None = None
@@ -53,7 +57,8 @@ def plan_groups(
     model_parameters: ModelParameters | None,
     model: torch.nn.Module,
 ) -> GroupPlan | None:
-    """The groups of trainable parameters; None when neither config nor script names an optimizer (evaluation).
+    """The groups of trainable parameters; None when neither config nor script names an optimizer
+    (evaluation).
 
     A client optimizer wins over the config, as in DeepSpeed. Frozen parameters are left out of their groups.
     """
@@ -114,8 +119,8 @@ def _config_hyperparameters(config: OptimizerConfig) -> dict[str, object]:
                 found[key] = checked
             elif key in ("amsgrad",) and checked:
                 raise ConfigError(f"{path}: AMSGrad is not supported", "remove the key")
-    # "AdamW" is decoupled whatever adam_w_mode says; "Adam" is AdamW too unless told otherwise. torch_adam only
-    # chooses an implementation in DeepSpeed: the engine has one.
+    # "AdamW" is decoupled whatever adam_w_mode says; "Adam" is AdamW too unless told otherwise. torch_adam
+    # only chooses an implementation in DeepSpeed: the engine has one.
     if name == "adamw":
         found["adam_w_mode"] = True
     for key in ("lr", "eps", "weight_decay"):

@@ -1,8 +1,9 @@
 """Averaging gradients over ranks, bucket by bucket, while backward still runs.
 
-Every parameter has a post-accumulate-grad hook that counts down its bucket. On the last micro step of an optimizer step
-(`armed`) a full bucket is sent off at once, provided all buckets before it are: ranks that differ in which parameters
-they use still issue the same collectives in the same order. `finish` sends what hooks did not (unused parameters) and waits.
+Every parameter has a post-accumulate-grad hook that counts down its bucket. On the last micro step of an
+optimizer step (`armed`) a full bucket is sent off at once, provided all buckets before it are: ranks that
+differ in which parameters they use still issue the same collectives in the same order. `finish` sends what
+hooks did not (unused parameters) and waits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from dslaunch.engine.errors import EngineError
 
 
 class Reducer:
-    """Owns the hooks and the collectives in flight. One rank, or `overlap` off: no bucket leaves before `finish`."""
+    """Owns the hooks and the collectives in flight. One rank, or `overlap` off: no bucket leaves before
+    `finish`.
+    """
 
     def __init__(self, buckets: Sequence[Bucket], num_ranks: int, sharded: bool, overlap: bool) -> None:
         self.armed = False  # the engine sets it: the next backward is the last of this optimizer step
@@ -29,7 +32,9 @@ class Reducer:
         self._missing = [len(bucket.members) for bucket in buckets]
         self._in_flight: list[Pending] = []  # of buckets [0, len)
         self._handles = [
-            param.register_post_accumulate_grad_hook(self._hook(number, index))
+            param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._hook(number, index)
+            )
             for number, bucket in enumerate(buckets)
             for index, param in enumerate(bucket.members)
             if self._overlap or not bucket.grads_in_place
@@ -81,5 +86,5 @@ class Reducer:
 def _arrived_twice(name: str) -> EngineError:
     return EngineError(
         f"the gradient of {name} arrived again after its bucket had been averaged over the ranks",
-        "call backward once per step on the sum of the losses, or set zero_optimization.overlap_comm to false",
+        "call backward once per step on the sum of losses, or set zero_optimization.overlap_comm to false",
     )
