@@ -70,8 +70,10 @@ _MONITOR = "monitors are not written yet"
 _LOSS_SCALE = NoEffect("bf16 needs no loss scale")
 _REMOVED = Refused("DeepSpeed itself has removed it")
 _NOT_YET = "it is not supported yet"
-_OFFLOAD_KEYS = "device nvme_path buffer_count buffer_size max_in_cpu pin_memory "
+_OFFLOAD_KEYS = (
+    "device nvme_path buffer_count buffer_size max_in_cpu pin_memory "
     "pipeline_read pipeline_write fast_init ratio"
+)
 
 
 def _idle_section(why: str, names: str) -> Section:
