@@ -1,0 +1,116 @@
+"""The command line: its surface pinned, and everything behind the script left alone."""
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dslaunch.launcher.cli import _parse, parse
+from dslaunch.launcher.errors import UsageError
+from dslaunch.launcher.request import DryRun, Launcher, LaunchRequest, RunMode
+
+SURFACE = {
+    "--hostfile -H",
+    "--include -i",
+    "--exclude -e",
+    "--num_nodes",
+    "--num_accelerators --num_gpus",
+    "--master_addr",
+    "--master_port",
+    "--launcher",
+    "--ssh_config",
+    "--ssh_port",
+    "--no_ssh",
+    "--node_rank",
+    "--force_multi",
+    "--module",
+    "--no_python",
+    "--no_local_rank",
+    "--grace",
+    "--start_timeout",
+    "--lease",
+    "--dry_run",
+    "--quiet -q",
+    "--version",
+}
+
+
+def test_the_surface_is_pinned() -> None:
+    options = [option for option in _parse.params if isinstance(option, click.Option)]
+    assert {" ".join(sorted(option.opts)) for option in options} == SURFACE
+    assert all(option.help for option in options if option.name != "launcher")
+
+
+@pytest.mark.parametrize(
+    ("argv", "request_"),
+    [
+        (["x.py"], LaunchRequest(script="x.py")),
+        (["--num-gpus", "2", "x.py"], LaunchRequest(script="x.py", num_gpus=2)),
+        (["--num_accelerators=2", "x.py"], LaunchRequest(script="x.py", num_gpus=2)),
+        (["-H", "h", "-i", "a:0", "x.py"], LaunchRequest(script="x.py", hostfile="h", include="a:0")),
+        (["--dry_run", "x.py"], LaunchRequest(script="x.py", dry_run=DryRun.TABLE)),
+        (["--dry-run", "x.py"], LaunchRequest(script="x.py", dry_run=DryRun.TABLE)),
+        (["--dry-run=json", "x.py"], LaunchRequest(script="x.py", dry_run=DryRun.JSON)),
+        (["--include", "--dry_run", "x.py"], LaunchRequest(script="x.py", include="--dry_run")),
+        (["--module", "a.b"], LaunchRequest(script="a.b", run_mode=RunMode.MODULE)),
+        (["--no_python", "ls"], LaunchRequest(script="ls", run_mode=RunMode.PROGRAM)),
+        (["--launcher", "ssh", "x.py"], LaunchRequest(script="x.py", launcher=Launcher.SSH)),
+        (["--grace", "3", "x.py"], LaunchRequest(script="x.py", grace_s=3.0)),
+        (["--", "-x.py"], LaunchRequest(script="-x.py")),
+        (["x.py", "--dry_run", "--help"], LaunchRequest(script="x.py", args=("--dry_run", "--help"))),
+    ],
+)
+def test_command_lines(argv: list[str], request_: LaunchRequest) -> None:
+    assert parse(argv) == request_
+
+
+NASTY = [
+    "--",
+    "--help",
+    "--d",
+    "-h",
+    "",
+    "a b",
+    "a\nb",
+    "'",
+    '"',
+    "$HOME",
+    "--num_gpus",
+    "4",
+    "--x=y",
+    "@f",
+    "\udcff",
+]
+
+
+@given(st.lists(st.one_of(st.sampled_from(NASTY), st.text())))
+def test_what_follows_the_script_is_the_scripts(args: list[str]) -> None:
+    assert parse(["-q", "x.py", *args]) == LaunchRequest(script="x.py", args=tuple(args), quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "error"),
+    [
+        ([], "Missing argument 'SCRIPT'"),
+        (["--nope", "x.py"], "No such option '--nope'"),
+        (
+            ["--num_gpus", "x", "x.py"],
+            "Invalid value for '--num_gpus' / '--num_accelerators': 'x' is not a valid integer",
+        ),
+        (["--module", "--no_python", "x"], "--module and --no_python exclude each other"),
+        (
+            ["--master_port", "0", "x.py"],
+            "Invalid value for '--master_port': 0 is not in the range 1<=x<=65535",
+        ),
+        (
+            ["--launcher", "bogus", "x.py"],
+            "Invalid value for '--launcher': 'bogus' is not one of 'auto', 'ssh', 'local'",
+        ),
+        (["--hostfile"], "Option '--hostfile' requires an argument"),
+    ],
+)
+def test_wrong_command_lines(argv: list[str], error: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(argv)
+    assert str(caught.value).split(". (")[0] == error
+    assert caught.value.hint
