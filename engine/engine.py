@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dslaunch.engine import log
 from dslaunch.engine.batch import BatchSizes, World
+from dslaunch.engine.checkpoint_load import CustomLoad, LoadRequest, load
+from dslaunch.engine.checkpoint_save import SaveRequest, save
 from dslaunch.engine.config import EngineConfig
 from dslaunch.engine.dataloader import TrainingDataLoader
-from dslaunch.engine.errors import EngineError
+from dslaunch.engine.errors import CheckpointError, EngineError
 from dslaunch.engine.lr_schedules import LrScheduler
 from dslaunch.engine.optimizer import ShardedAdamW
 
@@ -126,6 +129,60 @@ class Engine(torch.nn.Module):
         else:
             self._applied = False
         self.micro_steps += 1
+        self._arm()
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | int | None = None,
+        client_state: Mapping[str, object] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Write `save_dir/tag` (default global_step<N>) on all ranks together; rank 0's `client_state` is
+        kept.
+
+        Either the whole checkpoint appears and `latest` names it, or CheckpointError and nothing has changed.
+        """
+        if not str(save_dir):
+            raise CheckpointError("save_checkpoint was given an empty save_dir", "name a directory")
+        named = f"global_step{self.global_steps}" if tag is None else str(tag)
+        state = {} if client_state is None else client_state
+        save(self, SaveRequest(Path(save_dir), named, state, save_latest, exclude_frozen_parameters))
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | Path,
+        tag: str | int | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: CustomLoad | None = None,
+    ) -> tuple[str, dict[str, object]] | tuple[None, None]:
+        """Restore what `save_checkpoint` wrote, at whatever world size and stage; default tag: what
+        `latest` names.
+
+        Returns the directory read and the client state, or (None, None) with a warning where there is
+        nothing.
+        """
+        return load(
+            self,
+            LoadRequest(
+                Path(load_dir),
+                None if tag is None else str(tag),
+                load_module_strict,
+                load_optimizer_states,
+                load_lr_scheduler_states,
+                load_module_only,
+                custom_load_fn,
+            ),
+        )
+
+    def restart_accumulation(self) -> None:
+        """The next micro step is the first of an optimizer step."""
+        self.micro_steps = 0
         self._arm()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

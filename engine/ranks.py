@@ -1,0 +1,80 @@
+"""What ranks agree on outside of training: that all are here, who failed, what rank 0 says."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar, cast
+
+import torch.distributed as dist
+from safetensors import SafetensorError
+
+from dslaunch.engine.batch import World
+from dslaunch.engine.errors import CheckpointError
+
+T = TypeVar("T")
+
+ENTER_TIMEOUT_S = 30.0  # how far apart ranks may arrive at a checkpoint
+ENTER_TIMEOUT_VARIABLE = "DSLAUNCH_CHECKPOINT_TIMEOUT_S"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The data-parallel ranks and their control group (gloo; None for a single rank)."""
+
+    world: World
+    group: dist.ProcessGroup | None
+
+    def enter(self, call: str) -> None:
+        """Wait until every rank has made `call`; CheckpointError when one does not within the timeout."""
+        if self.group is None:
+            return
+        limit_s = float(os.environ.get(ENTER_TIMEOUT_VARIABLE) or ENTER_TIMEOUT_S)
+        started = time.monotonic()
+        try:
+            dist.monitored_barrier(self.group, timedelta(seconds=limit_s), wait_all_ranks=True)
+        except RuntimeError as error:
+            took_s = time.monotonic() - started
+            raise CheckpointError(
+                f"{call} was not called by every rank: "
+                f"rank {self.world.rank} waited {took_s:.0f} s ({error})",
+                f"call {call} on every rank, not on rank 0 alone; "
+                f"{ENTER_TIMEOUT_VARIABLE} sets how long ranks wait for each other",
+            ) from None
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's `value`, in order of rank."""
+        if self.group is None:
+            return [value]
+        values: list[T | None] = [None] * self.world.size
+        dist.all_gather_object(values, value, group=self.group)
+        return cast("list[T]", values)
+
+    def from_first(self, value: T) -> T:
+        """Rank 0's `value`."""
+        if self.group is None:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
+
+    def attempt(self, action: Callable[[], None]) -> CheckpointError | None:
+        """Run `action` here; what goes wrong with files comes back as an error that names the rank."""
+        try:
+            action()
+        except CheckpointError as error:
+            return error
+        except (OSError, SafetensorError) as error:
+            return CheckpointError(
+                f"rank {self.world.rank}: {error}", "check the disk's space and permissions, then try again"
+            )
+        return None
+
+    def settle(self, error: CheckpointError | None) -> None:
+        """Raise on every rank the first error that any rank has."""
+        for found in self.gather(None if error is None else (error.what, error.hint)):
+            if found is not None:
+                raise CheckpointError(*found)
