@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from dslaunch.hostfile.errors import TopologyError
+from dslaunch.hostfile.errors import TopologyError, quoted
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*\$?")
@@ -38,7 +38,7 @@ def parse_address(text: str) -> Address:
     user, at, place = text.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise TopologyError(
-            f"{user!r} is not a user name",
+            f"{quoted(user)} is not a user name",
             "user@host takes a user of letters, digits, '.', '-' and '_'; or leave the user to ~/.ssh/config",
         )
     name, port = _split_port(place)
@@ -52,18 +52,18 @@ def parse_name(text: str) -> str:
     if not text:
         raise TopologyError("empty host name", _NAME_HINT)
     if text.startswith("-"):
-        raise TopologyError(f"host {text!r} looks like an option", _NAME_HINT)
+        raise TopologyError(f"host {quoted(text)} looks like an option", _NAME_HINT)
     if "," in text:
         raise TopologyError(
-            f"several hosts in {text!r}", "one host a line; or a range: worker-[0-3,7] slots=4"
+            f"several hosts in {quoted(text)}", "one host a line; or a range: worker-[0-3,7] slots=4"
         )
     if "[" in text or "]" in text:
         raise TopologyError(
-            f"unmatched bracket in {text!r}", "a range reads worker-[0-3,7]; IPv6 reads [::1]"
+            f"unmatched bracket in {quoted(text)}", "a range reads worker-[0-3,7]; IPv6 reads [::1]"
         )
     if not _NAME.fullmatch(text):
         odd = next((c for c in text if not _NAME.fullmatch("a" + c)), text[0])
-        raise TopologyError(f"host name {text!r} holds {odd!r}", _NAME_HINT)
+        raise TopologyError(f"host name {quoted(text)} holds {quoted(odd)}", _NAME_HINT)
     if len(text) > _MAX_NAME_CHARS:
         raise TopologyError(f"host name of {len(text)} characters", f"at most {_MAX_NAME_CHARS} are possible")
     if _DOTTED_QUAD.fullmatch(text):
@@ -71,7 +71,8 @@ def parse_name(text: str) -> str:
             ipaddress.IPv4Address(text)
         except ValueError:
             raise TopologyError(
-                f"{text!r} is not an IPv4 address", "write four numbers from 0 to 255, without leading zeros"
+                f"{quoted(text)} is not an IPv4 address",
+                "write four numbers from 0 to 255, without leading zeros",
             ) from None
     return text
 
@@ -89,13 +90,13 @@ def _ipv6(text: str) -> str:
     try:
         address = ipaddress.IPv6Address(text)
     except ValueError:
-        raise TopologyError(f"{text!r} is not an IPv6 address", _IPV6_HINT) from None
+        raise TopologyError(f"{quoted(text)} is not an IPv6 address", _IPV6_HINT) from None
     if address.scope_id is not None and not _SCOPE.fullmatch(address.scope_id):
-        raise TopologyError(f"{text!r} is not an IPv6 address: odd interface name", _IPV6_HINT)
+        raise TopologyError(f"{quoted(text)} is not an IPv6 address: odd interface name", _IPV6_HINT)
     return str(address)
 
 
 def _port(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
-        raise TopologyError(f"{text!r} is not a port", _PORT_HINT)
+        raise TopologyError(f"{quoted(text)} is not a port", _PORT_HINT)
     return int(text)

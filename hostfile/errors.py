@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+_MAX_QUOTED_CHARS = 120
+
+
+def quoted(text: str) -> str:
+    """`text` as errors show it: in quotes, on one line, control characters spelt out, long text shortened."""
+    return repr(text if len(text) <= _MAX_QUOTED_CHARS else f"{text[:_MAX_QUOTED_CHARS]}...")
+
 
 class TopologyError(ValueError):
     """A hostfile or a filter that cannot be used. `hint` is the next action for the user."""
@@ -13,10 +20,10 @@ class TopologyError(ValueError):
 
 
 class HostfileError(TopologyError):
-    """A bad line: reads as `<source>:<line number>: <what>: '<line>'`."""
+    """A bad line: reads as `<source>:<line number>: <what>: '<line>'`, long lines shortened."""
 
     def __init__(self, source: str, line_number: int, line: str, what: str, hint: str) -> None:
-        super().__init__(f"{source}:{line_number}: {what}: {line!r}", hint)
+        super().__init__(f"{source}:{line_number}: {what}: {quoted(line)}", hint)
         self.source = source
         self.line_number = line_number
         self.line = line

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from dslaunch.hostfile.address import parse_name
-from dslaunch.hostfile.errors import FilterError, TopologyError
+from dslaunch.hostfile.errors import FilterError, TopologyError, quoted
 from dslaunch.hostfile.ranges import expand_indices, expand_names
 from dslaunch.hostfile.topology import Host, Topology
 
@@ -93,8 +93,9 @@ def _first_slots(topology: Topology, num_gpus: int | None) -> Topology:
         return topology
     for host in topology:
         if num_gpus > len(host.slots):
+            there = _count(len(host.slots), "slot")
             raise FilterError(
-                f"--num_gpus={num_gpus} is above the {_count(len(host.slots), 'slot')} of host {host.name!r}",
+                f"--num_gpus={num_gpus} is above the {there} of host {quoted(host.name)}",
                 "ask for fewer; or use --include, which can take another number from each host",
             )
     return Topology(tuple(replace(host, slots=host.slots[:num_gpus]) for host in topology))
@@ -123,10 +124,15 @@ def _parse_node(node: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
     match = _NODE.fullmatch(node)
     if match is None:
         raise TopologyError(
-            f"more than one ':' in {node!r}",
+            f"more than one ':' in {quoted(node)}",
             "a host reads worker-1 or worker-1:0,2; IPv6 stands in brackets: [::1]:0",
         )
-    names = tuple(parse_name(name) for name in expand_names(match["names"].strip()))
+    names = expand_names(match["names"].strip())
+    if any("," in name for name in names):
+        raise TopologyError(
+            f"several hosts in {quoted(node)}", "between hosts stands '@': worker-0@worker-1:0,2"
+        )
+    names = tuple(parse_name(name) for name in names)
     return names, () if match["slots"] is None else expand_indices(match["slots"])
 
 
@@ -136,12 +142,12 @@ def _unknown_host(option: str, name: str, topology: Topology) -> NoReturn:
     hint = f"did you mean {' or '.join(close)}?" if close else f"there are {_hosts(topology)}"
     if any(name == host.user for host in topology):
         hint = f"name hosts without their user, as '@' stands between hosts; there are {_hosts(topology)}"
-    raise FilterError(f"{option}: unknown host {name!r}", hint)
+    raise FilterError(f"{option}: unknown host {quoted(name)}", hint)
 
 
 def _unknown_slot(option: str, slot: int, host: Host) -> NoReturn:
     raise FilterError(
-        f"{option}: host {host.name!r} has no slot {slot}",
+        f"{option}: host {quoted(host.name)} has no slot {slot}",
         f"its slots are {_listed(str(s) for s in host.slots)}",
     )
 

@@ -1,8 +1,12 @@
 """Text to Topology: DeepSpeed's hostfile, `worker-1 slots=4`, and what it could not say.
 
-Beyond DeepSpeed: trailing comments, a byte order mark, `user@host`, `host:port`, IPv6, ranges as in
-`worker-[0-63,70] slots=8`, and Open MPI's `max_slots=M`. What DeepSpeed reads wrongly in silence
-(`slots=2.5`, `slots=0`, words after the slots) is an error here.
+    line    = [ address slots [ max_slots ] ] [ "#" comment ]      fields apart by blanks, in any order
+    address = [ user "@" ] ( name [ ":" port ] | ipv6 | "[" ipv6 "]" [ ":" port ] )
+    slots   = "slots=" number
+    max_slots = ( "max_slots=" | "max-slots=" ) number             as Open MPI writes it; not below slots
+
+A name may hold ranges: `worker-[0-63,70] slots=8` is 65 hosts. A byte order mark is skipped. What
+DeepSpeed reads wrongly in silence (`slots=2.5`, `slots=0`, words after the slots) is an error here.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import re
 from collections.abc import Sequence
 
 from dslaunch.hostfile.address import parse_address
-from dslaunch.hostfile.errors import HostfileError, TopologyError
+from dslaunch.hostfile.errors import HostfileError, TopologyError, quoted
 from dslaunch.hostfile.ranges import expand_names
 from dslaunch.hostfile.topology import Host, Topology
 
@@ -70,8 +74,8 @@ def _hosts_of_line(line: str) -> tuple[Host, ...]:
     fields = line.partition("#")[0].split()
     if not fields:
         return ()
-    if "=" in fields[0]:
-        raise TopologyError(f"no host before {fields[0]!r}", _LINE_HINT)
+    if fields[0].startswith(("slots=", "max_slots=", "max-slots=")):
+        raise TopologyError(f"no host before {quoted(fields[0])}", _LINE_HINT)
     addresses = [parse_address(name) for name in expand_names(fields[0])]
     slots = tuple(range(_num_slots(fields[0], fields[1:])))
     return tuple(Host(a.name, slots, user=a.user, port=a.port) for a in addresses)
@@ -83,7 +87,9 @@ def _num_slots(host: str, fields: Sequence[str]) -> int:
         key, equals, value = field.partition("=")
         key = key.replace("max-slots", "max_slots")  # Open MPI takes both spellings
         if not equals or key not in ("slots", "max_slots"):
-            raise TopologyError(f"expects slots=N after the host, but got {field!r}", _field_hint(field))
+            raise TopologyError(
+                f"expects slots=N after the host, but got {quoted(field)}", _field_hint(field)
+            )
         if key in counts:
             raise TopologyError(f"{key}= given twice", f"{_LINE_HINT}, with one host a line")
         counts[key] = _count(key, value)
@@ -101,13 +107,14 @@ def _count(key: str, value: str) -> int:
     if not value:
         raise TopologyError(f"no number after {key}=", f"{_LINE_HINT}, without blanks around '='")
     if not value.isdecimal():
-        raise TopologyError(f"{key}={value} is not a whole number above 0", _LINE_HINT)
+        raise TopologyError(f"expects a number above 0 after {key}=, but got {quoted(value)}", _LINE_HINT)
     number = int(value[-9:]) if not value[:-9].strip("0") else MAX_SLOTS + 1  # int() balks at 4301 digits
     if number == 0:
         raise TopologyError(f"{key}=0 gives the host no rank", "to leave a host out, put '#' before its line")
     if number > MAX_SLOTS:
         raise TopologyError(
-            f"{key}={value[:20]} is above {MAX_SLOTS}", "slots= is the number of devices of one host"
+            f"{key}= is above {MAX_SLOTS}, the most that are believed",
+            "it is the number of devices of one host",
         )
     return number
 
@@ -115,8 +122,8 @@ def _count(key: str, value: str) -> int:
 def _missing_slots_hint(host: str, max_slots: int | None) -> str:
     if max_slots is not None:
         return f"max_slots= only limits slots=; write: {host} slots={max_slots}"
-    name, colon, number = host.rpartition(":")
-    if colon and parse_address(host).port is not None:
+    name, _, number = host.rpartition(":")
+    if name and number.isdecimal() and (":" not in name or name.endswith("]")):
         return f"a number after ':' is an SSH port; for slots write: {name} slots={number}"
     return f"write how many devices to use: {host} slots=4"
 
@@ -124,7 +131,7 @@ def _missing_slots_hint(host: str, max_slots: int | None) -> str:
 def _field_hint(field: str) -> str:
     if field in ("slots", "max_slots", "="):
         return f"{_LINE_HINT}, without blanks around '='"
-    if field.lower().startswith("slots="):
+    if re.fullmatch(r"slots=\d{1,4}", field, re.IGNORECASE | re.ASCII):
         return f"write it in lower case: {field.lower()}"
     return f"{_LINE_HINT}, with one host a line and comments after '#'"
 
@@ -132,6 +139,6 @@ def _field_hint(field: str) -> str:
 def _listed_twice(name: str, earlier: int, line_number: int) -> TopologyError:
     where = "twice on this line" if earlier == line_number else f"again, first on line {earlier}"
     return TopologyError(
-        f"host {name!r} is listed {where}",
-        "list a host once, with all of its slots; what needs another port or user needs a name of its own",
+        f"host {quoted(name)} is listed {where}",
+        "list a host once, with all of its slots; what needs another port or user needs its own name",
     )

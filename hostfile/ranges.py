@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from dslaunch.hostfile.errors import TopologyError
+from dslaunch.hostfile.errors import TopologyError, quoted
 
 MAX_EXPANSION = 65536
 """The most names or indices one piece of text may stand for; beyond it a typing error is likelier."""
@@ -31,7 +31,7 @@ def expand_names(text: str) -> tuple[str, ...]:
         columns.append(_numerals(piece, _RANGE_HINT) if i % 2 else (piece,))
         num_names *= len(columns[-1])
         if num_names > MAX_EXPANSION:
-            raise TopologyError(f"{text!r} stands for more than {MAX_EXPANSION} hosts", _RANGE_HINT)
+            raise TopologyError(f"{quoted(text)} stands for more than {MAX_EXPANSION} hosts", _RANGE_HINT)
     return tuple("".join(name) for name in itertools.product(*columns))
 
 
@@ -49,17 +49,17 @@ def _numerals(text: str, hint: str) -> tuple[str, ...]:
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
-            got = f"{part.strip()!r} in {text!r}" if "," in text else repr(text)
+            got = f"{quoted(part.strip())} in {quoted(text)}" if "," in text else quoted(text)
             raise TopologyError(f"expects a number or low-high, but got {got}", hint)
         low, high = match[1], match[2] or match[1]
         if max(len(low), len(high)) > 9:
-            raise TopologyError(f"number too large in {text!r}", hint)
+            raise TopologyError(f"number too large in {quoted(text)}", hint)
         width = len(low) if low.startswith("0") else 0
         if high.startswith("0") and len(high) > 1 and len(high) != width:
-            raise TopologyError(f"{part.strip()!r} mixes zero-padded widths", hint)
+            raise TopologyError(f"{quoted(part.strip())} mixes zero-padded widths", hint)
         if int(low) > int(high):
-            raise TopologyError(f"{part.strip()!r} counts down", hint)
+            raise TopologyError(f"{quoted(part.strip())} counts down", hint)
         if len(numerals) + int(high) - int(low) >= MAX_EXPANSION:
-            raise TopologyError(f"{text!r} stands for more than {MAX_EXPANSION} numbers", hint)
+            raise TopologyError(f"{quoted(text)} stands for more than {MAX_EXPANSION} numbers", hint)
         numerals.extend(str(number).zfill(width) for number in range(int(low), int(high) + 1))
     return tuple(numerals)
