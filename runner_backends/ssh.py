@@ -13,7 +13,7 @@ import asyncssh
 from dslaunch.hostfile import Host
 from dslaunch.runner_backends.command import NodeCommand
 from dslaunch.runner_backends.errors import BackendError
-from dslaunch.runner_backends.ssh_connector import Connector, Link, Timing
+from dslaunch.runner_backends.ssh_connector import Connector, Timing
 from dslaunch.runner_backends.ssh_session import SshSession
 
 # The command line is one argument of the remote login shell, and Linux takes none longer than this.
@@ -60,10 +60,12 @@ class SshBackend:
                 max_pktsize=PACKET_BYTES,
             )
         except (asyncssh.Error, OSError) as error:
+            is_lost = link.connection.is_closed()
             await link.close()
-            raise _refused(command.host, error) from error
-        except BaseException:
+            raise _refused(command.host, error, is_lost) from error
+        except asyncio.CancelledError:
             link.connection.abort()
+            await link.close()
             raise
         self._sessions.add(session)
         session.write(command.stdin)
@@ -98,11 +100,9 @@ def _command_line(command: NodeCommand) -> bytes:
     return line
 
 
-def _refused(host: Host, error: Exception) -> BackendError:
-    if isinstance(error, asyncssh.ChannelOpenError):
+def _refused(host: Host, error: asyncssh.Error | OSError, is_lost: bool) -> BackendError:
+    if isinstance(error, asyncssh.ChannelOpenError) and not is_lost:
         what = f"logged in, but the host refused to run a command: {error.reason.lower()}"
         return BackendError(host.name, what, "look at its sshd log, at ForceCommand and MaxSessions")
-    return BackendError(host.name, f"connection lost while starting: {str(error).lower()}", "try again")
-
-
-__all__ = ["Link", "SshBackend", "SshSession"]
+    what = f"connection lost just after login: {str(error).lower()}"
+    return BackendError(host.name, what, "look at its sshd log; a ForceCommand or a full disk can do this")

@@ -1,4 +1,14 @@
-"""What ssh_config says about a host: the options this room acts on itself, asyncssh's own among them."""
+"""What ssh_config says about a host.
+
+Acted on here: HostName, Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile,
+ProxyJump, ProxyCommand, UserKnownHostsFile, GlobalKnownHostsFile, HostKeyAlias, HashKnownHosts,
+StrictHostKeyChecking, ConnectTimeout.
+Acted on by asyncssh, which is given the same files: Host, Match, Include, AddressFamily, BindAddress,
+Ciphers, MACs, KexAlgorithms, HostKeyAlgorithms, CASignatureAlgorithms, Compression, SendEnv, SetEnv,
+ServerAliveInterval, ServerAliveCountMax, TCPKeepAlive, RekeyLimit, PreferredAuthentications, GSSAPI.
+Set aside on purpose: passwords, forwarding (agent, X11), RequestTTY, RemoteCommand.
+Other options are ignored.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +41,20 @@ class StrictHostKeyChecking(Enum):
     """Take any key, and write nothing."""
 
 
+STRICTNESS = {
+    **dict.fromkeys(("yes", "true", "ask"), StrictHostKeyChecking.YES),
+    **dict.fromkeys(("no", "false", "off"), StrictHostKeyChecking.NO),
+    "accept-new": StrictHostKeyChecking.ACCEPT_NEW,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class HostConfig:
     """One host as ssh_config, with the hostfile's user and port before it, describes it."""
 
     alias: str
+    file: Path | None
+    """The one ssh_config file that is read, None for the usual two."""
     hostname: str
     port: int
     user: str
@@ -67,9 +86,15 @@ class HostConfig:
 class _Reader(SSHClientConfig):
     """asyncssh's reader, taught to keep the two options that it skips."""
 
+    def _set_strictness(self, option: str, args: list[str]) -> None:
+        value = args.pop(0)
+        if value.lower() not in STRICTNESS:
+            self._error(f"unsupported {option} value: {value}")
+        self._options.setdefault(option, STRICTNESS[value.lower()])
+
     _handlers = {  # noqa: RUF012 (asyncssh's own table, extended)
         **SSHClientConfig._handlers,
-        "stricthostkeychecking": ("StrictHostKeyChecking", SSHClientConfig._set_string),
+        "stricthostkeychecking": ("StrictHostKeyChecking", _set_strictness),
         "hashknownhosts": ("HashKnownHosts", SSHClientConfig._set_bool),
     }
 
@@ -80,17 +105,17 @@ class SshConfig:
     def __init__(self, path: Path | None = None) -> None:
         home = Path("~/.ssh/config").expanduser()
         candidates = [home, SYSTEM_FILE] if path is None else [path]
-        self._is_given = path is not None
+        self._given = path
         self.files = [f for f in candidates if path is not None or os.access(f, os.R_OK)]
 
     def lookup(self, host: Host) -> HostConfig:
         """What the files say about `host`. Raises BackendError for a file that cannot be read or parsed."""
         try:
             options = self._read(host)
-            return _host_config(host, options)
+            return _host_config(host, self._given, options)
         except ConfigParseError as error:
             raise BackendError(
-                host.name, f"bad ssh_config: {error}", "correct that line; `ssh -G HOST` reads the same file"
+                host.name, f"bad ssh_config: {error}", f"correct that line; then try: ssh -G {host.name}"
             ) from error
         except (OSError, UnicodeDecodeError) as error:
             path = getattr(error, "filename", None) or self.files[0]
@@ -119,7 +144,7 @@ class SshConfig:
         return cast(_Reader, reader)
 
 
-def _host_config(host: Host, options: _Reader) -> HostConfig:
+def _host_config(host: Host, file: Path | None, options: _Reader) -> HostConfig:
     home = Path("~/.ssh").expanduser()
     identity_files = _paths(options, "IdentityFile")
     user_known_hosts = _paths(options, "UserKnownHostsFile")
@@ -128,6 +153,7 @@ def _host_config(host: Host, options: _Reader) -> HostConfig:
     timeout = options.get("ConnectTimeout")
     return HostConfig(
         alias=host.name,
+        file=file,
         hostname=_text(options, "Hostname") or host.name,
         port=cast(int, options.get("Port", 22)),
         user=_text(options, "User") or getpass.getuser(),
@@ -143,7 +169,9 @@ def _host_config(host: Host, options: _Reader) -> HostConfig:
         else user_known_hosts,
         global_known_hosts=SYSTEM_KNOWN_HOSTS if global_known_hosts is None else global_known_hosts,
         host_key_alias=_text(options, "HostKeyAlias"),
-        strict_host_key_checking=_strictness(options),
+        strict_host_key_checking=cast(
+            StrictHostKeyChecking, options.get("StrictHostKeyChecking", StrictHostKeyChecking.YES)
+        ),
         hash_known_hosts=bool(options.get("HashKnownHosts")),
         connect_timeout_s=float(cast(int, timeout)) if timeout else None,
         chooses=frozenset(name for name in tracked if options.get(name) is not None),
@@ -177,15 +205,3 @@ def _agent_socket(options: _Reader) -> str | None:
     if name.startswith("$"):
         return os.environ.get(name[1:].strip("{}")) or None
     return str(Path(name).expanduser())
-
-
-def _strictness(options: _Reader) -> StrictHostKeyChecking:
-    match (_text(options, "StrictHostKeyChecking") or "ask").lower():
-        case "no" | "off" | "false":
-            return StrictHostKeyChecking.NO
-        case "accept-new":
-            return StrictHostKeyChecking.ACCEPT_NEW
-        case "yes" | "true" | "ask":
-            return StrictHostKeyChecking.YES
-        case other:
-            raise ConfigParseError(f"unsupported StrictHostKeyChecking argument {other!r}")

@@ -72,7 +72,7 @@ def login_error(host: Host, config: HostConfig, failure: Failure, known_hosts: K
             hint = f"run it by hand: {config.proxy_command}"
         case asyncssh.DisconnectError() as error:
             what, hint = _disconnected(config, failure, error)
-        case asyncio.TimeoutError() | TimeoutError():
+        case asyncio.TimeoutError() | TimeoutError() if failure.errno is None:
             what, hint = _timed_out(config, failure)
         case OSError() | ValueError() | asyncssh.Error() as error:
             what, hint = _unreachable(config, failure, error)
@@ -86,7 +86,8 @@ def _endpoint(config: HostConfig) -> str:
 
 
 def _ssh(config: HostConfig) -> str:
-    return f"ssh -v -p {config.port} {config.user}@{config.alias} true"
+    file = "" if config.file is None else f"-F {config.file} "
+    return f"ssh {file}-v -p {config.port} {config.user}@{config.alias} true"
 
 
 def _keyscan(config: HostConfig) -> str:
@@ -115,10 +116,15 @@ def _host_key(config: HostConfig, failure: Failure, known_hosts: KnownHosts) -> 
             f"ssh-keygen -R '{config.known_hosts_name}' -f {lines[0].path}, and add the new key",
         )
     path = config.user_known_hosts[0] if config.user_known_hosts else Path("~/.ssh/known_hosts")
+    if failure.jump is not None:
+        file = "" if config.file is None else f"-F {config.file} "
+        add = f"ssh {file}-o StrictHostKeyChecking=ask {config.alias}"
+    else:
+        add = f"{_keyscan(config)} >> {path}"
     named = f" (looked up as {config.known_hosts_name})" if config.known_hosts_name != config.alias else ""
     return (
         f"host key unknown: {shown}{named}",
-        f"compare the fingerprint, then add it: {_keyscan(config)} >> {path}; "
+        f"compare the fingerprint, then add it: {add}; "
         "or StrictHostKeyChecking accept-new in ssh_config",
     )
 
