@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 
+def node_id(job_id: str, node_rank: int) -> str:
+    """The mark that every process of a node carries as DSLAUNCH_NODE_ID."""
+    return f"{job_id}.{node_rank}"
+
+
 @dataclass(frozen=True, slots=True)
 class RankPlan:
     """One process: its place in the job, what is executed, and the environment of its own.
@@ -38,6 +43,10 @@ class NodePlan:
     ranks: tuple[RankPlan, ...]
     grace_s: float
     lease_s: float
+
+    @property
+    def node_id(self) -> str:
+        return node_id(self.job_id, self.node_rank)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

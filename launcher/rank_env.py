@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dslaunch.launcher.node_plan import node_id
+
 DEFAULT_MASTER_PORT = 29500
 
 
@@ -41,6 +43,7 @@ def rank_env(
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": master_port,
         "DSLAUNCH_JOB_ID": job_id,
+        "DSLAUNCH_NODE_ID": node_id(job_id, place.node_rank),
         "DSLAUNCH_HOST": place.host,
     }
     if visible_devices is not None:

@@ -73,7 +73,7 @@ class Agent:
                     key.data()
             self._tick()
         if self._plan is not None:
-            stuck = sweep.sweep(self._plan.job_id)
+            stuck = sweep.sweep(self._plan.node_id)
             if stuck:
                 print(f"processes in uninterruptible sleep: {stuck}", file=sys.stderr, flush=True)
         self._drain_all()

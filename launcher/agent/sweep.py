@@ -1,4 +1,8 @@
-"""Find and end what ranks left behind: every descendant carries the job's id in its environment."""
+"""Find and end what ranks left behind: every descendant carries its node's mark in its environment.
+
+The mark names the node, not the job alone: two hosts of a job may be containers that see each other's
+processes.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import os
 import signal
 import time
 
-MARKER = "DSLAUNCH_JOB_ID"
+MARKER = "DSLAUNCH_NODE_ID"
 
 
-def survivors(job_id: str) -> list[int]:
-    """Pids of living processes of this job, whatever session, group or parent they have now."""
-    mark = f"{MARKER}={job_id}".encode()
+def survivors(node_id: str) -> list[int]:
+    """Pids of this node's living processes, whatever session, group or parent they have now."""
+    mark = f"{MARKER}={node_id}".encode()
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -26,11 +30,11 @@ def survivors(job_id: str) -> list[int]:
     return found
 
 
-def sweep(job_id: str, timeout_s: float = 5.0) -> list[int]:
-    """SIGKILL the job's processes until none is left; returns those that would not go (uninterruptible)."""
+def sweep(node_id: str, timeout_s: float = 5.0) -> list[int]:
+    """SIGKILL the node's processes until none is left; returns those that would not go (uninterruptible)."""
     deadline = time.monotonic() + timeout_s
     while True:
-        pids = survivors(job_id)
+        pids = survivors(node_id)
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)

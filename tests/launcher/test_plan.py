@@ -101,6 +101,7 @@ def test_the_json_of_a_dry_run_whole() -> None:
                 "MASTER_ADDR": "worker-0",
                 "MASTER_PORT": "29501",
                 "DSLAUNCH_JOB_ID": "dry-run",
+                "DSLAUNCH_NODE_ID": f"dry-run.{node_rank}",
                 "DSLAUNCH_HOST": f"worker-{node_rank}",
                 "CUDA_VISIBLE_DEVICES": devices,
             },

@@ -1,0 +1,217 @@
+"""The command over SSH on several hosts: network namespaces with a real sshd, and embedded servers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from netcluster import Cluster
+
+from dslaunch.runner_backends.embedded import running_hosts
+
+ROOT = Path(__file__).parents[2]
+PAYLOAD = str(ROOT / "tests/launcher/payload.py")
+MARK = "NCCL_TEST_JOB"
+NASTY = [
+    "",
+    "a b",
+    "it's",
+    '"',
+    "$HOME",
+    "`id`",
+    "a;b",
+    "*",
+    "\n",
+    '{"a": 1}',
+    "%h",
+    "--",
+    "--help",
+    "\udcff",
+]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Two hosts with two slots each, and the command that launches on them."""
+
+    hostfile: Path
+    ssh_config: Path
+    folder: Path
+    job: str
+
+    def start(self, *argv: str, flags: Sequence[str] = ()) -> "subprocess.Popen[str]":
+        env = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}
+        env |= {"HOME": str(self.folder), "PYTHONPATH": str(ROOT / "src"), MARK: self.job}
+        command = [
+            *(sys.executable, "-c", "import sys; from dslaunch.launcher.cli import main; sys.exit(main())"),
+            *("--hostfile", str(self.hostfile), "--ssh_config", str(self.ssh_config), *flags),
+            *argv,
+        ]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="surrogateescape",
+            start_new_session=True,
+        )
+
+    def run(self, *argv: str, flags: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
+        with self.start(*argv, flags=flags) as process:
+            out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+    def processes(self) -> list[int]:
+        """Pids of what lives of this job, on every host."""
+        mark = f"{MARK}={self.job}".encode()
+        found = []
+        for name in os.listdir("/proc"):
+            try:
+                if name.isdigit() and mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.append(int(name))
+            except OSError:
+                continue
+        return found
+
+    def gone_within(self, timeout_s: float) -> list[int]:
+        """What is left after the time, or as soon as nothing is."""
+        deadline = time.monotonic() + timeout_s
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+
+@pytest.fixture(params=["netns", "embedded"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    job = f"{request.node.name}-{os.getpid()}"
+    if request.param == "netns":
+        cluster: Cluster = request.getfixturevalue("cluster")
+        yield Site(cluster.hostfile, cluster.ssh_config, tmp_path, job)
+    else:
+        with running_hosts(tmp_path / "hosts", 2) as served:
+            yield Site(served.hosts.hostfile, served.hosts.ssh_config, tmp_path, job)
+
+
+@pytest.fixture
+def netns_site(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Site:
+    return Site(cluster.hostfile, cluster.ssh_config, tmp_path, f"{request.node.name}-{os.getpid()}")
+
+
+def wait_until_up(process: "subprocess.Popen[str]", num_ranks: int = 4) -> None:
+    assert process.stdout is not None
+    num_up = 0
+    for line in process.stdout:
+        num_up += line.rstrip().endswith("] up")
+        if num_up == num_ranks:
+            return
+    raise AssertionError(f"ended with {num_up} ranks up: {process.stderr and process.stderr.read()}")
+
+
+def test_ranks_arguments_and_values_over_ssh(site: Site) -> None:
+    (site.folder / ".deepspeed_env").write_text(
+        "ECHO=HARD RANK MASTER_PORT WORLD_SIZE\nHARD='a \"b\" $c\n`d`'\n"
+    )
+    result = site.run(PAYLOAD, "echo", *NASTY)
+    assert result.returncode == 0, result.stderr
+    lines = {
+        line.partition("] ")[0]: json.loads(line.partition("] ")[2]) for line in result.stdout.splitlines()
+    }
+    assert sorted(lines) == ["[worker-0:0", "[worker-0:1", "[worker-1:2", "[worker-1:3"]
+    for prefix, line in lines.items():
+        assert line["args"] == NASTY
+        assert line["env"]["HARD"] == 'a "b" $c\n`d`'
+        assert (line["env"]["RANK"], line["env"]["WORLD_SIZE"]) == (prefix[-1], "4")
+
+
+def test_a_relative_script_runs_in_the_launchers_folder(site: Site) -> None:
+    (site.folder / "where.py").write_text("import os; print(os.getcwd())")
+    result = site.run("where.py")
+    assert {line.partition("] ")[2] for line in result.stdout.splitlines()} == {str(site.folder)}
+
+
+def test_one_host_of_the_file_is_that_host(site: Site) -> None:
+    (site.folder / ".deepspeed_env").write_text("ECHO=DSLAUNCH_HOST WORLD_SIZE SSH_CONNECTION\n")
+    result = site.run(PAYLOAD, "echo", flags=["--include", "worker-1:1"])
+    assert result.returncode == 0, result.stderr
+    env = json.loads(result.stdout)["env"]
+    assert (env["DSLAUNCH_HOST"], env["WORLD_SIZE"]) == ("worker-1", "1")
+    assert env["SSH_CONNECTION"]
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit", 7), ("9", 137)])
+def test_a_dead_rank_ends_the_job_on_both_hosts(site: Site, how: str, code: int) -> None:
+    result = site.run(PAYLOAD, "crash", how)
+    assert result.returncode == code
+    assert "dslaunch: error: rank 1 (local rank 1, slot 1) on worker-0" in result.stderr
+    assert result.stderr.splitlines()[-1] == "dslaunch: ended because of it: ranks 0, 2, 3"
+    assert site.gone_within(5) == []
+
+
+def test_kill_9_of_the_command_leaves_nothing_on_any_host(site: Site) -> None:
+    with site.start(PAYLOAD, "stubborn") as process:
+        wait_until_up(process)
+        assert len(site.processes()) > 4
+        process.kill()
+    assert site.gone_within(10) == []
+
+
+def test_ctrl_c_leaves_nothing_on_any_host(site: Site) -> None:
+    with site.start(PAYLOAD, "wait") as process:
+        wait_until_up(process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "dslaunch: ended by SIGINT" in err
+    assert site.gone_within(5) == []
+
+
+def test_a_missing_script_is_named_with_its_host(site: Site) -> None:
+    result = site.run("nope.py")
+    assert result.returncode == 110
+    host = result.stderr.partition("error: ")[2].partition(":")[0]
+    assert host in ("worker-0", "worker-1")
+    assert result.stderr.splitlines() == [
+        f"dslaunch: error: {host}: no script nope.py in {site.folder}",
+        "dslaunch: hint: copy it to this host or use a shared folder",
+    ]
+
+
+def test_an_unknown_host_fails_the_launch_before_anything_runs(site: Site) -> None:
+    hostfile = site.folder / "hostfile"
+    hostfile.write_text(site.hostfile.read_text() + "no-such-host.invalid slots=1\n")
+    result = Site(hostfile, site.ssh_config, site.folder, site.job).run(PAYLOAD, "wait")
+    assert result.returncode == 110
+    assert result.stdout == ""
+    error, hint = result.stderr.splitlines()
+    assert error.startswith("dslaunch: error: no-such-host.invalid: ")
+    assert hint.startswith("dslaunch: hint: ")
+    assert site.gone_within(5) == []
+
+
+def test_a_host_that_is_killed_is_named_and_the_other_cleaned(netns_site: Site, cluster: Cluster) -> None:
+    with netns_site.start(PAYLOAD, "stubborn", flags=["--grace", "1"]) as process:
+        wait_until_up(process)
+        cluster.kill("worker-1")
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 111
+    assert "dslaunch: error: host worker-1 (ranks 2, 3) was lost: " in err
+    assert netns_site.gone_within(10) == []
+
+
+def test_a_host_that_is_cut_off_cleans_itself_within_the_lease(netns_site: Site, cluster: Cluster) -> None:
+    with netns_site.start(PAYLOAD, "stubborn", flags=["--grace", "1", "--lease", "5"]) as process:
+        wait_until_up(process)
+        cluster.cut("worker-1")
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 111
+    assert "dslaunch: error: host worker-1 (ranks 2, 3) was lost: no sign of life for 5 s" in err
+    assert netns_site.gone_within(15) == []

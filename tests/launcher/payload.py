@@ -1,0 +1,73 @@
+"""What the launcher's tests run as ranks: one behaviour each, chosen by the first argument."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+def echo(*args: str) -> None:
+    """Tell what arrived, as one JSON line; bytes survive through surrogateescape."""
+    names = os.environ.get("ECHO", "").split()
+    print(
+        json.dumps({"rank": os.environ["RANK"], "args": args, "env": {n: os.environ.get(n) for n in names}})
+    )
+
+
+def crash(how: str) -> None:
+    """Rank 1 ends badly; the others would run for long, each with a child in a session of its own."""
+    _long_child()
+    print("up", flush=True)
+    if os.environ["RANK"] == "1":
+        if how == "raise":
+            raise RuntimeError("boom")
+        if how == "exit":
+            print("I give up", file=sys.stderr)
+            sys.exit(7)
+        os.kill(os.getpid(), int(how))
+    time.sleep(120)
+
+
+def stubborn() -> None:
+    """Ignores every polite signal, and so does its twice-forked child."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _long_child()
+    print("up", flush=True)
+    time.sleep(120)
+
+
+def wait() -> None:
+    """Tells the signals it gets."""
+    signal.signal(signal.SIGUSR1, lambda *_: print("USR1", flush=True))
+    print("up", flush=True)
+    while True:
+        time.sleep(120)
+
+
+def daemon() -> None:
+    """Ends well, and leaves a child behind that holds its stdout."""
+    subprocess.Popen(["sleep", "120"], start_new_session=True)
+    print("done", flush=True)
+
+
+def flood(num_lines: str) -> None:
+    """Many lines of 100 bytes, each with its number."""
+    rank = os.environ["RANK"]
+    for i in range(int(num_lines)):
+        print(f"{rank} {i} ".ljust(99, "x"))
+
+
+def _long_child() -> None:
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp("sleep", ["sleep", "120"])
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--local_rank=")]
+    globals()[arguments[0]](*arguments[1:])
