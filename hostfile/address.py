@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dslaunch.hostfile.errors import TopologyError, quoted
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*\$?")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*")
 _SCOPE = re.compile(r"[A-Za-z0-9._-]+")
 _BRACKETED = re.compile(r"\[([^\[\]]*)\](?::(.*))?", re.DOTALL)
 _DOTTED_QUAD = re.compile(r"\d+(?:\.\d+){3}", re.ASCII)

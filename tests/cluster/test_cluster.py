@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from netcluster import Cluster, ClusterError, wait_until
+from netcluster.process import in_netns
 
 PATIENCE_S = 10.0
 
@@ -81,7 +82,7 @@ def test_every_host_has_its_own_name_and_address(cluster: Cluster) -> None:
         assert says(cluster, host, "hostname; hostname -I").split() == [host, cluster.ip(host)]
 
 
-def test_hosts_reach_each_other_by_ssh_and_root_not_at_all_changed(cluster: Cluster) -> None:
+def test_hosts_reach_each_other_by_ssh_and_root_is_not_changed(cluster: Cluster) -> None:
     assert says(cluster, "worker-0", "ssh worker-1 hostname") == "worker-1"
     assert "worker-" not in Path("/etc/hosts").read_text()
 
@@ -236,7 +237,8 @@ def test_down_leaves_nothing_whatever_runs(second: Cluster) -> None:
     says(second, "worker-2", "setsid sh -c \"trap '' TERM HUP; sleep 76\" >/dev/null 2>&1 </dev/null &")
     second.cut("worker-0")
     second.freeze("worker-1")
-    found = {process.pid for name in second.hosts for process in second._host(name).processes()}
+    found = {process.pid for host in second.hosts for process in in_netns(f"{second.prefix}-{host}")}
+    assert len(found) > 3 * 3
     second.down()
     second.down()
     assert traces(second.prefix) == []
@@ -267,18 +269,26 @@ def test_down_removes_a_cluster_whose_builder_was_killed(second: Cluster, trace:
     assert wait_until(removed, PATIENCE_S)
 
 
-def test_several_go_up_and_down_at_once(netns_possible: None) -> None:
+@pytest.fixture
+def four(netns_possible: None) -> Iterator[list[str]]:
+    """Prefixes of four clusters that are down, and will be again."""
     prefixes = [prefix(letter) for letter in "wxyz"]
-    start = [sys.executable, "-m", "netcluster", "-p"]
-    for order, is_there in ((["up", "2"], True), (["down"], False)):
-        workers = [
-            subprocess.Popen([*start, name, *order], cwd=Path(__file__).parent, stdout=subprocess.DEVNULL)
-            for name in prefixes
-        ]
-        assert [worker.wait(timeout=60) for worker in workers] == [0, 0, 0, 0]
-        if is_there:
-            assert len({Cluster(name).ip("worker-0") for name in prefixes}) == len(prefixes)
-    assert [traces(name) for name in prefixes] == [[], [], [], []]
+    yield prefixes
+    for name in prefixes:
+        Cluster(name).down()
+
+
+def test_several_go_up_and_down_at_once(four: list[str]) -> None:
+    def all_at_once(*order: str) -> list[int]:
+        argvs = [[sys.executable, "-m", "netcluster", "-p", name, *order] for name in four]
+        folder = Path(__file__).parent
+        running = [subprocess.Popen(argv, cwd=folder, stdout=subprocess.DEVNULL) for argv in argvs]
+        return [process.wait() for process in running]
+
+    assert all_at_once("up", "2") == [0, 0, 0, 0]
+    assert len({Cluster(name).ip("worker-0") for name in four}) == 4
+    assert all_at_once("down") == [0, 0, 0, 0]
+    assert [traces(name) for name in four] == [[], [], [], []]
 
 
 def test_a_cluster_without_its_files_is_found_by_name(second: Cluster) -> None:
