@@ -13,7 +13,7 @@ import asyncssh
 from dslaunch.hostfile import Host
 from dslaunch.runner_backends.command import NodeCommand
 from dslaunch.runner_backends.errors import BackendError
-from dslaunch.runner_backends.ssh_connector import Connector, Timing
+from dslaunch.runner_backends.ssh_connector import Connector, Pacing
 from dslaunch.runner_backends.ssh_session import SshSession
 
 # The command line is one argument of the remote login shell, and Linux takes none longer than this.
@@ -27,6 +27,7 @@ class SshBackend:
     """Runs every command over a connection of its own, as ssh_config says, and never asks for a password.
 
     `ssh_config` names the one file to read; otherwise ~/.ssh/config and then /etc/ssh/ssh_config are read.
+    `connect_timeout_s` is for connecting and logging in, each time, where ssh_config has no ConnectTimeout.
     """
 
     name = "ssh"
@@ -36,13 +37,9 @@ class SshBackend:
         ssh_config: Path | None = None,
         *,
         connect_timeout_s: float = 10.0,
-        keepalive_s: float = 5.0,
-        keepalive_count: int = 3,
-        num_connects: int = 64,
+        pacing: Pacing | None = None,
     ) -> None:
-        self._connector = Connector(
-            ssh_config, Timing(connect_timeout_s, keepalive_s, keepalive_count), num_connects
-        )
+        self._connector = Connector(ssh_config, connect_timeout_s, pacing or Pacing())
         self._sessions: set[SshSession] = set()
         self._closers: set[asyncio.Task[None]] = set()
 

@@ -23,10 +23,6 @@ from dslaunch.runner_backends.ssh_login import Login
 FAST_KEX = "^curve25519-sha256,curve25519-sha256@libssh.org"
 FAST_CIPHERS = "^aes128-gcm@openssh.com,aes256-gcm@openssh.com"
 
-# An sshd with MaxStartups logins on its hands drops the next; it is tried again after 0.25, 0.5, 1, 2, 4 s.
-NUM_TRIES = 6
-FIRST_PAUSE_S = 0.25
-
 JUMP = re.compile(
     r"(?:ssh://)?(?:(?P<user>[^@]+)@)?"
     r"(?:\[(?P<v6>[^\]]+)\]|(?P<name>[^:@\[\]/]+))(?::(?P<port>\d{1,5}))?/?"
@@ -34,15 +30,19 @@ JUMP = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """How long to wait, where ssh_config does not say.
+class Pacing:
+    """How many logins at a time, when to try again, and when to take a silent host for dead."""
 
-    `keepalive_s` apart, `keepalive_count` questions without an answer end a connection.
-    """
-
-    connect_timeout_s: float = 10.0
+    num_connects: int = 64
+    """Logins in progress at a time."""
+    num_tries: int = 6
+    """Logins to a host whose sshd hangs up before its banner, as MaxStartups makes it do."""
+    retry_pause_s: float = 0.25
+    """Before the second try; twice as long before each further one."""
     keepalive_s: float = 5.0
+    """Between questions to a silent host, where ssh_config has no ServerAliveInterval."""
     keepalive_count: int = 3
+    """Questions without an answer that end a connection, where ssh_config has no ServerAliveCountMax."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,11 @@ class Link:
 class Connector:
     """Opens connections. Those to jump hosts are shared by all hosts behind them."""
 
-    def __init__(self, ssh_config: Path | None, timing: Timing, num_connects: int) -> None:
+    def __init__(self, ssh_config: Path | None, connect_timeout_s: float, pacing: Pacing) -> None:
         self._config = SshConfig(ssh_config)
-        self._timing = timing
-        self._slots = asyncio.Semaphore(num_connects)
+        self._connect_timeout_s = connect_timeout_s
+        self._pacing = pacing
+        self._slots = asyncio.Semaphore(pacing.num_connects)
         self._known_hosts = KnownHosts()
         self._identities = Identities()
         self._jumps: dict[tuple[Host, ...], asyncio.Task[Link]] = {}
@@ -93,15 +94,15 @@ class Connector:
         via = () if tunnel is not None else self._jump_hosts(config, {h.name for h in (host, *behind)})
         if via:
             tunnel = await self._jump(via, (host, *behind))
-        for attempt in range(1, NUM_TRIES + 1):
+        for attempt in range(1, self._pacing.num_tries + 1):
             async with self._slots:
                 result = await self._attempt(config, host, tunnel)
             if isinstance(result, Link):
                 return result
-            if not result.is_dropped_early or attempt == NUM_TRIES:
+            if not result.is_dropped_early or attempt == self._pacing.num_tries:
                 jump = via[-1].name if via else None
                 raise login_error(host, config, replace(result, jump=jump), self._known_hosts)
-            pause_s = FIRST_PAUSE_S * 2 ** (attempt - 1)
+            pause_s = self._pacing.retry_pause_s * 2 ** (attempt - 1)
             await asyncio.sleep(pause_s * random.uniform(0.7, 1.3))
         raise AssertionError("unreachable")
 
@@ -110,7 +111,7 @@ class Connector:
     ) -> Link | Failure:
         offer = await self._identities.offer(config)
         login = Login(config, self._known_hosts, offer)
-        timeout_s = config.connect_timeout_s or self._timing.connect_timeout_s
+        timeout_s = config.connect_timeout_s or self._connect_timeout_s
         proxy = None
         try:
             if tunnel is None and config.proxy_command is not None:
@@ -155,9 +156,9 @@ class Connector:
         if "Ciphers" not in config.chooses:
             options["encryption_algs"] = FAST_CIPHERS
         if "ServerAliveInterval" not in config.chooses:
-            options["keepalive_interval"] = self._timing.keepalive_s
+            options["keepalive_interval"] = self._pacing.keepalive_s
         if "ServerAliveCountMax" not in config.chooses:
-            options["keepalive_count_max"] = self._timing.keepalive_count
+            options["keepalive_count_max"] = self._pacing.keepalive_count
         return options
 
     def _jump_hosts(self, config: HostConfig, names: set[str]) -> tuple[Host, ...]:

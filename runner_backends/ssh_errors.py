@@ -70,6 +70,9 @@ def login_error(host: Host, config: HostConfig, failure: Failure, known_hosts: K
             said = failure.proxy_stderr.strip().splitlines()
             what = f"ProxyCommand ended without a connection: {said[-1] if said else 'it said nothing'}"
             hint = f"run it by hand: {config.proxy_command}"
+        case _ if failure.is_dropped_early:
+            what = f"{_endpoint(config)} closed every connection before its SSH banner"
+            hint = "its sshd may have too many logins (MaxStartups), or refuse this address: look at its log"
         case asyncssh.DisconnectError() as error:
             what, hint = _disconnected(config, failure, error)
         case asyncio.TimeoutError() | TimeoutError() if failure.errno is None:
@@ -124,8 +127,7 @@ def _host_key(config: HostConfig, failure: Failure, known_hosts: KnownHosts) -> 
     named = f" (looked up as {config.known_hosts_name})" if config.known_hosts_name != config.alias else ""
     return (
         f"host key unknown: {shown}{named}",
-        f"compare the fingerprint, then add it: {add}; "
-        "or StrictHostKeyChecking accept-new in ssh_config",
+        f"compare the fingerprint, then add it: {add}; or StrictHostKeyChecking accept-new in ssh_config",
     )
 
 
@@ -151,11 +153,6 @@ def _disconnected(config: HostConfig, failure: Failure, error: asyncssh.Disconne
         return (
             f"too many keys were offered for user {config.user} ({', '.join(failure.offer.tried)})",
             "name the right one by IdentityFile, with IdentitiesOnly yes, in ssh_config",
-        )
-    if failure.is_dropped_early:
-        return (
-            f"{_endpoint(config)} closed every connection before its SSH banner",
-            "its sshd may have too many logins (MaxStartups), or refuse this address: look at its log",
         )
     if not failure.login.saw_banner:
         return (
@@ -184,7 +181,7 @@ def _timed_out(config: HostConfig, failure: Failure) -> tuple[str, str]:
 
 
 def _unreachable(config: HostConfig, failure: Failure, error: Exception) -> tuple[str, str]:
-    if isinstance(error, socket.gaierror):
+    if isinstance(error, (socket.gaierror, UnicodeError)):
         return (
             f"cannot resolve host name {config.hostname!r}",
             "check the hostfile's spelling, or give the address by HostName in ssh_config",
@@ -202,6 +199,8 @@ def _unreachable(config: HostConfig, failure: Failure, error: Exception) -> tupl
             f"no answer from {_endpoint(config)}",
             "is the host up, and does a firewall drop the port?",
         )
+    if failure.login.saw_banner:
+        return f"login failed: {str(error).lower()}", f"see where it stops: {_ssh(config)}"
     if number is not None:
         return f"cannot connect to {_endpoint(config)}: {os.strerror(number).lower()}", f"try: {_ssh(config)}"
     return f"cannot connect to {_endpoint(config)}: {str(error).lower()}", f"try: {_ssh(config)}"

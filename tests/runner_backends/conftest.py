@@ -20,11 +20,14 @@ import pytest
 from dslaunch.hostfile import Host
 from dslaunch.runner_backends.command import Backend, NodeCommand, SessionEnd
 from dslaunch.runner_backends.embedded import HostsThread, running_hosts
+from dslaunch.runner_backends.errors import BackendError
 from dslaunch.runner_backends.local import LocalBackend
 from dslaunch.runner_backends.ssh import SshBackend
+from dslaunch.runner_backends.ssh_connector import Pacing
 
 SSHD = "/usr/sbin/sshd"
 LIMIT_S = 60.0
+WORKER_0 = Host("worker-0", (0,))
 
 
 @dataclass(frozen=True)
@@ -183,3 +186,58 @@ def listens(port: int, server: subprocess.Popen[bytes]) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(0.02)
     return False
+
+
+class Dialer:
+    """Reaches `worker-0`, an embedded host, under an ssh_config made to order."""
+
+    def __init__(self, hosts: HostsThread, directory: Path) -> None:
+        self.hosts = hosts.hosts
+        self.config = directory / "ssh_config"
+        self.known_hosts = directory / "known_hosts"
+
+    def block(self, name: str = "worker-0", **options: str | None) -> str:
+        """A Host block for an embedded host; options replace the usual ones, None leaves one out."""
+        usual: dict[str, str | None] = {
+            "HostName": "127.0.0.1",
+            "Port": str(self.hosts.port(name)),
+            "User": getpass.getuser(),
+            "IdentityFile": str(self.hosts.client_key),
+            "IdentityAgent": "none",
+            "UserKnownHostsFile": str(self.hosts.known_hosts),
+            "GlobalKnownHostsFile": "none",
+        }
+        lines = [f"  {key} {value}\n" for key, value in (usual | options).items() if value is not None]
+        return f"Host {name}\n{''.join(lines)}"
+
+    def run(self, text: str, *argv: str, host: Host = WORKER_0) -> Ran:
+        """Run a command under this ssh_config."""
+        self.config.write_text(text)
+        return Lane("dialer", lambda: SshBackend(self.config), host, False, True).run(*argv)
+
+    def refused(
+        self,
+        text: str,
+        *,
+        host: Host = WORKER_0,
+        connect_timeout_s: float = 10.0,
+        pacing: Pacing | None = None,
+    ) -> tuple[str, str]:
+        """The error and the hint of a connection that does not come about under this ssh_config."""
+        self.config.write_text(text)
+
+        async def main() -> None:
+            backend = SshBackend(self.config, connect_timeout_s=connect_timeout_s, pacing=pacing)
+            try:
+                await backend.start(NodeCommand(host, ("true",), b""))
+            finally:
+                await backend.close()
+
+        with pytest.raises(BackendError) as caught:
+            asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+        return str(caught.value), caught.value.hint
+
+
+@pytest.fixture
+def dialer(hosts: HostsThread, tmp_path: Path) -> Dialer:
+    return Dialer(hosts, tmp_path)
