@@ -13,7 +13,7 @@ import pytest
 from netcluster import Cluster, ClusterError, wait_until
 from netcluster.process import in_netns
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 def prefix(letter: str) -> str:
@@ -21,7 +21,7 @@ def prefix(letter: str) -> str:
 
 
 def ssh(cluster: Cluster, host: str, command: str, *options: str) -> subprocess.CompletedProcess[str]:
-    argv = ["ssh", "-F", str(cluster.ssh_config), "-o", "ConnectTimeout=2", *options, host, command]
+    argv = ["ssh", "-F", str(cluster.ssh_config), *options, host, command]
     return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
 
 

@@ -270,7 +270,7 @@ def test_bytes_are_utf8_with_or_without_a_byte_order_mark(mark: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "message", "hint"),
     [
-        (b"w0 slots=4\n# caf\xe9\n", "hf:2: not UTF-8: '# caf\\\\xe9'", "save the file as UTF-8"),
+        (b"w0 slots=4\n# \xe9\n", "hf:2: not UTF-8: '# \\\\xe9'", "save the file as UTF-8"),
         (b"w0 slots=4\r\n\r\n\xff slots=1", "hf:3: not UTF-8: '\\\\xff slots=1'", "save the file as UTF-8"),
         (b"a\rb\rc\xff", "hf:3: not UTF-8: 'c\\\\xff'", "save the file as UTF-8"),
         (
