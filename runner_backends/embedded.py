@@ -18,19 +18,19 @@ from dslaunch.runner_backends.embedded_host import EmbeddedHost
 
 T = TypeVar("T")
 
-# What still runs when the hosts go down has had EOF, and this long to end.
-POWER_OFF_TIMEOUT_S = 5.0
-
 
 class EmbeddedHosts:
     """`worker-0` ... on 127.0.0.1, and in `directory` all that a client needs: throw-away keys (0600),
     `ssh_config`, `known_hosts`, `hostfile`. OpenSSH can use them too: `ssh -F directory/ssh_config worker-0`.
 
-    A command line that is not UTF-8 is refused. Leaving the context takes the hosts down, and after 5 s
-    SIGKILLs the process groups of commands that ignore EOF; while a host is up nothing kills them.
+    A command line that is not UTF-8 is refused. Leaving the context takes the hosts down, and after
+    `power_off_timeout_s` SIGKILLs the process groups of commands that ignore EOF; until then nothing does.
     """
 
-    def __init__(self, directory: Path, num_hosts: int, *, num_slots: int = 2) -> None:
+    def __init__(
+        self, directory: Path, num_hosts: int, *, num_slots: int = 2, power_off_timeout_s: float = 5.0
+    ) -> None:
+        self._power_off_timeout_s = power_off_timeout_s
         self._directory = directory.resolve()
         self._num_slots = num_slots
         self._client_key = asyncssh.generate_private_key("ssh-ed25519", "dslaunch embedded hosts")
@@ -88,7 +88,7 @@ class EmbeddedHosts:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await asyncio.gather(*(host.power_off(POWER_OFF_TIMEOUT_S) for host in self._hosts.values()))
+        await asyncio.gather(*(host.power_off(self._power_off_timeout_s) for host in self._hosts.values()))
 
     def _write_files(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import asyncssh
@@ -60,6 +60,14 @@ class Link:
             await self.proxy.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """A jump host, and the connection to it."""
+
+    name: str
+    connection: asyncssh.SSHClientConnection
+
+
 class Connector:
     """Opens connections. Those to jump hosts are shared by all hosts behind them."""
 
@@ -86,29 +94,25 @@ class Connector:
                 await link.close()
         await self._identities.close()
 
-    async def _connect(
-        self, host: Host, behind: tuple[Host, ...], tunnel: asyncssh.SSHClientConnection | None = None
-    ) -> Link:
+    async def _connect(self, host: Host, behind: tuple[Host, ...], tunnel: Tunnel | None = None) -> Link:
         """`behind` are the hosts this one is a jump host for. A given tunnel replaces its ProxyJump."""
         config = self._config.lookup(host)
         via = () if tunnel is not None else self._jump_hosts(config, {h.name for h in (host, *behind)})
-        if via:
-            tunnel = await self._jump(via, (host, *behind))
         for attempt in range(1, self._pacing.num_tries + 1):
+            if via:
+                tunnel = await self._jump(via, (host, *behind))
             async with self._slots:
                 result = await self._attempt(config, host, tunnel)
             if isinstance(result, Link):
                 return result
-            if not result.is_dropped_early or attempt == self._pacing.num_tries:
-                jump = via[-1].name if via else None
-                raise login_error(host, config, replace(result, jump=jump), self._known_hosts)
+            has_lost_jump = bool(via) and tunnel is not None and tunnel.connection.is_closed()
+            if attempt == self._pacing.num_tries or not (result.is_dropped_early or has_lost_jump):
+                raise login_error(host, config, result, self._known_hosts)
             pause_s = self._pacing.retry_pause_s * 2 ** (attempt - 1)
             await asyncio.sleep(pause_s * random.uniform(0.7, 1.3))
         raise AssertionError("unreachable")
 
-    async def _attempt(
-        self, config: HostConfig, host: Host, tunnel: asyncssh.SSHClientConnection | None
-    ) -> Link | Failure:
+    async def _attempt(self, config: HostConfig, host: Host, tunnel: Tunnel | None) -> Link | Failure:
         offer = await self._identities.offer(config)
         login = Login(config, self._known_hosts, offer)
         timeout_s = config.connect_timeout_s or self._connect_timeout_s
@@ -120,7 +124,7 @@ class Connector:
                 host.name,
                 config.port,
                 config=list(self._config.files),
-                tunnel=tunnel,
+                tunnel=None if tunnel is None else tunnel.connection,
                 sock=None if proxy is None else proxy.socket,
                 **self._options(config, login),
             )
@@ -129,7 +133,8 @@ class Connector:
             if proxy is not None:
                 await proxy.close()
             said = None if proxy is None else proxy.stderr.text()
-            return Failure(error=error, login=login, offer=offer, timeout_s=timeout_s, proxy_stderr=said)
+            jump = None if tunnel is None else tunnel.name
+            return Failure(error, login, offer, timeout_s, proxy_stderr=said, jump=jump)
         except BaseException:
             if proxy is not None:
                 await proxy.close()
@@ -173,13 +178,13 @@ class Connector:
             ) from error
         return tuple(jump for jump in jumps if jump.name not in names)
 
-    async def _jump(self, via: tuple[Host, ...], behind: tuple[Host, ...]) -> asyncssh.SSHClientConnection:
+    async def _jump(self, via: tuple[Host, ...], behind: tuple[Host, ...]) -> Tunnel:
         """The connection to the last of `via`, opened once for all the hosts behind it."""
         task = self._jumps.get(via)
         if task is None or (task.done() and not _is_usable(task)):
             task = self._jumps[via] = asyncio.create_task(self._open_jump(via, behind))
         try:
-            return (await asyncio.shield(task)).connection
+            return Tunnel(via[-1].name, (await asyncio.shield(task)).connection)
         except BackendError as error:
             what = error.what if error.host == behind[0].name else f"jump host {error.host}: {error.what}"
             raise BackendError(behind[0].name, what, error.hint) from error

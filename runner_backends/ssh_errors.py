@@ -52,6 +52,12 @@ class Failure:
 def login_error(host: Host, config: HostConfig, failure: Failure, known_hosts: KnownHosts) -> BackendError:
     """The error to raise for a failed login."""
     match failure.error:
+        case asyncio.TimeoutError() | TimeoutError() if failure.errno is None:
+            what, hint = _timed_out(config, failure)
+        case _ if failure.proxy_stderr is not None and not failure.login.saw_banner:
+            said = failure.proxy_stderr.strip().splitlines()
+            what = f"ProxyCommand ended without a connection: {said[-1] if said else 'it said nothing'}"
+            hint = f"run it by hand: {config.proxy_command}"
         case asyncssh.HostKeyNotVerifiable():
             what, hint = _host_key(config, failure, known_hosts)
         case asyncssh.PermissionDenied():
@@ -64,19 +70,18 @@ def login_error(host: Host, config: HostConfig, failure: Failure, known_hosts: K
             what = f"no algorithm in common with {_endpoint(config)}: {str(error).split(',')[0].lower()}"
             hint = "name one that both sides have by KexAlgorithms, Ciphers or MACs in ssh_config"
         case asyncssh.ChannelOpenError() as error:
-            what = f"jump host {failure.jump} cannot reach {_endpoint(config)}: {error.reason.lower()}"
-            hint = f"try it from there: ssh {failure.jump} ssh -v -p {config.port} {config.hostname}"
-        case asyncssh.DisconnectError() if failure.proxy_stderr is not None and not failure.login.saw_banner:
-            said = failure.proxy_stderr.strip().splitlines()
-            what = f"ProxyCommand ended without a connection: {said[-1] if said else 'it said nothing'}"
-            hint = f"run it by hand: {config.proxy_command}"
+            number = re.search(r"\[Errno (\d+)\]", error.reason)
+            reason = error.reason if number is None else os.strerror(int(number[1]))
+            what = f"jump host {failure.jump} cannot reach {_endpoint(config)}: {reason.lower()}"
+            hint = (
+                "try it from there: "
+                f"ssh {_file(config)}{failure.jump} ssh -v -p {config.port} {config.hostname}"
+            )
         case _ if failure.is_dropped_early:
             what = f"{_endpoint(config)} closed every connection before its SSH banner"
             hint = "its sshd may have too many logins (MaxStartups), or refuse this address: look at its log"
         case asyncssh.DisconnectError() as error:
             what, hint = _disconnected(config, failure, error)
-        case asyncio.TimeoutError() | TimeoutError() if failure.errno is None:
-            what, hint = _timed_out(config, failure)
         case OSError() | ValueError() | asyncssh.Error() as error:
             what, hint = _unreachable(config, failure, error)
         case error:
@@ -89,8 +94,11 @@ def _endpoint(config: HostConfig) -> str:
 
 
 def _ssh(config: HostConfig) -> str:
-    file = "" if config.file is None else f"-F {config.file} "
-    return f"ssh {file}-v -p {config.port} {config.user}@{config.alias} true"
+    return f"ssh {_file(config)}-v -p {config.port} {config.user}@{config.alias} true"
+
+
+def _file(config: HostConfig) -> str:
+    return "" if config.file is None else f"-F {config.file} "
 
 
 def _keyscan(config: HostConfig) -> str:
@@ -120,8 +128,7 @@ def _host_key(config: HostConfig, failure: Failure, known_hosts: KnownHosts) -> 
         )
     path = config.user_known_hosts[0] if config.user_known_hosts else Path("~/.ssh/known_hosts")
     if failure.jump is not None:
-        file = "" if config.file is None else f"-F {config.file} "
-        add = f"ssh {file}-o StrictHostKeyChecking=ask {config.alias}"
+        add = f"ssh {_file(config)}-o StrictHostKeyChecking=ask {config.alias}"
     else:
         add = f"{_keyscan(config)} >> {path}"
     named = f" (looked up as {config.known_hosts_name})" if config.known_hosts_name != config.alias else ""
@@ -142,8 +149,8 @@ def _permission_denied(config: HostConfig, offer: Offer) -> tuple[str, str]:
         return what, "ssh-add the key, or name another by IdentityFile in ssh_config"
     return (
         what,
-        f"put one of these keys there: ssh-copy-id -p {config.port} {config.user}@{config.alias}; "
-        "passwords are never asked for",
+        "put one of these keys there (passwords are never asked for): "
+        f"ssh-copy-id {_file(config)}-p {config.port} {config.user}@{config.alias}",
     )
 
 

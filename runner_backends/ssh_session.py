@@ -78,7 +78,9 @@ class SshSession(asyncssh.SSHClientSession[bytes]):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._returncode is None and exc is not None:
             said = "" if self.link.proxy is None else self.link.proxy.stderr.text()
-            self._stderr.feed(f"{said}connection lost: {str(exc).lower()}\n".encode())
+            why = str(exc).lower()
+            why = why if why == "connection lost" else f"connection lost: {why}"
+            self._stderr.feed(f"{said}{why}\n".encode())
         self._channel = None
         self._output.end()
         self._ended.set()
