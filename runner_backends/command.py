@@ -62,3 +62,54 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Release every connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCommand:
+    """One process on each of several hosts, all started by one tool with the same argv.
+
+    `argv` reaches every process byte for byte, but for the word `index_word` of the backend, from which the
+    process learns its place in `hosts`. `stdin` is sent first, to all of them.
+    """
+
+    hosts: tuple[Host, ...]
+    argv: tuple[str, ...]
+    stdin: bytes
+
+
+class Group(Protocol):
+    """A running GroupCommand. What is written reaches every process, what they say is told apart."""
+
+    def output(self, index: int) -> AsyncIterator[bytes]:
+        """Whole lines that the process on `hosts[index]` wrote to stdout, as they come, until the tool ends."""
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes for every process's stdin. Only where the backend `has_stdin`; never blocks."""
+
+    def close_stdin(self) -> None:
+        """Let what is queued go out, then EOF to every process (pdsh: end the tool, which is the same to them)."""
+
+    def kill(self) -> None:
+        """SIGKILL the tool."""
+
+    async def wait(self) -> SessionEnd:
+        """How the tool ended, once every output is drained."""
+
+
+class GroupBackend(Protocol):
+    """A tool that starts one process on each of several hosts by itself: pdsh, srun, mpirun."""
+
+    name: str
+    index_word: str
+    """What to put into argv: `%n`-like, replaced by the tool, or `env:NAME`, a variable of the process."""
+    has_stdin: bool
+    """Whether the processes can read what is written; without it only EOF reaches them."""
+
+    def tool_argv(self, command: GroupCommand) -> tuple[str, ...]:
+        """The exact command line of the tool, for the dry run. Pure."""
+
+    async def start(self, command: GroupCommand) -> Group:
+        """Run the tool. Raises BackendError where it is missing or refuses the command."""
+
+    async def close(self) -> None:
+        """End what is left of it."""
