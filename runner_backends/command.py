@@ -81,13 +81,13 @@ class Group(Protocol):
     """A running GroupCommand. What is written reaches every process, what they say is told apart."""
 
     def output(self, index: int) -> AsyncIterator[bytes]:
-        """Whole lines that the process on `hosts[index]` wrote to stdout, as they come, until the tool ends."""
+        """Whole lines of stdout of the process on `hosts[index]`, as they come, until the tool ends."""
 
     def write(self, data: bytes) -> None:
         """Queue bytes for every process's stdin. Only where the backend `has_stdin`; never blocks."""
 
     def close_stdin(self) -> None:
-        """Let what is queued go out, then EOF to every process (pdsh: end the tool, which is the same to them)."""
+        """Let what is queued go out, then EOF to every process. To pdsh's that is the end of pdsh."""
 
     def kill(self) -> None:
         """SIGKILL the tool."""
