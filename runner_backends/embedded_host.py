@@ -38,6 +38,7 @@ class EmbeddedHost:
             "127.0.0.1",
             self.port,
             config=None,
+            reuse_address=True,
             server_factory=lambda: _Server(self._connections, self._processes),
             server_host_keys=[self.host_key],
             authorized_client_keys=authorized,

@@ -67,7 +67,8 @@ class KnownHosts:
             name = _hashed(name)
         line = b" ".join([name.encode(), *key.export_public_key("openssh").split()[:2]]) + b"\n"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        separator = b"" if _read(path).endswith("\n") or not _read(path) else b"\n"
+        present = _read(path)
+        separator = b"\n" if present and not present.endswith("\n") else b""
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, separator + line)

@@ -17,6 +17,8 @@ from dslaunch.runner_backends.tail import Tail
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 
+BAD_CHARACTER = "an argument holds a character that no command line can carry, such as NUL: remove it"
+
 # A process may leave its pipes to a descendant. When it ends, its stdout is waited for, its stderr this long.
 STDERR_GRACE_S = 0.5
 
@@ -145,9 +147,9 @@ class LocalBackend:
 
     async def start(self, command: NodeCommand) -> LocalSession:
         """Run the command in a session of its own. Raises BackendError when the program cannot be run."""
-        argv = [os.fsencode(word) for word in command.argv]
         loop = asyncio.get_running_loop()
         try:
+            argv = [os.fsencode(word) for word in command.argv]
             _, session = await loop.subprocess_exec(LocalSession, *argv, start_new_session=True)
         except (OSError, ValueError) as error:
             raise _start_error(command.host, command.argv[0], error) from error
@@ -177,9 +179,7 @@ class LocalBackend:
 
 def _start_error(host: Host, program: str, error: OSError | ValueError) -> BackendError:
     if isinstance(error, ValueError):
-        return BackendError(
-            host.name, f"cannot run {program!r}: {error}", "remove the NUL character from the arguments"
-        )
+        return BackendError(host.name, f"cannot run {program!r}: {error}", BAD_CHARACTER)
     match error.errno:
         case errno.ENOENT if os.path.exists(program):
             what, hint = (

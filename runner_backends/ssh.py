@@ -16,6 +16,8 @@ from dslaunch.runner_backends.errors import BackendError
 from dslaunch.runner_backends.ssh_connector import Connector, Pacing
 from dslaunch.runner_backends.ssh_session import SshSession
 
+BAD_CHARACTER = "an argument holds a character that no command line can carry, such as NUL: remove it"
+
 # The command line is one argument of the remote login shell, and Linux takes none longer than this.
 MAX_COMMAND_BYTES = 128 * 1024 - 1
 
@@ -85,9 +87,13 @@ class SshBackend:
 
 
 def _command_line(command: NodeCommand) -> bytes:
-    line = os.fsencode(shlex.join(command.argv))
+    try:
+        line = os.fsencode(shlex.join(command.argv))
+    except UnicodeEncodeError as error:
+        raise BackendError(command.host.name, f"cannot send the command: {error}", BAD_CHARACTER) from error
     if b"\0" in line:
-        raise BackendError(command.host.name, "cannot send a NUL character", "remove it from the arguments")
+        what = "cannot send the command: embedded null byte"
+        raise BackendError(command.host.name, what, BAD_CHARACTER)
     if len(line) > MAX_COMMAND_BYTES:
         raise BackendError(
             command.host.name,

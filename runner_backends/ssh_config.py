@@ -111,8 +111,9 @@ class SshConfig:
     def lookup(self, host: Host) -> HostConfig:
         """What the files say about `host`. Raises BackendError for a file that cannot be read or parsed."""
         try:
-            options = self._read(host)
-            return _host_config(host, self._given, options)
+            local_user = _local_user(host)
+            options = self._read(host, local_user)
+            return _host_config(host, self._given, options, local_user)
         except ConfigParseError as error:
             raise BackendError(
                 host.name, f"bad ssh_config: {error}", f"correct that line; then try: ssh -G {host.name}"
@@ -124,11 +125,11 @@ class SshConfig:
                 host.name, f"cannot read ssh_config {path}: {why}", "name a file that exists and is readable"
             ) from error
 
-    def _read(self, host: Host) -> _Reader:
-        options = self._load(host, final=False)
-        return self._load(host, final=True) if options.has_match_final() else options
+    def _read(self, host: Host, local_user: str) -> _Reader:
+        options = self._load(host, local_user, final=False)
+        return self._load(host, local_user, final=True) if options.has_match_final() else options
 
-    def _load(self, host: Host, *, final: bool) -> _Reader:
+    def _load(self, host: Host, local_user: str, *, final: bool) -> _Reader:
         unset = ()
         reader = _Reader.load(
             cast(SSHClientConfig, None),
@@ -136,7 +137,7 @@ class SshConfig:
             False,
             False,
             final,
-            getpass.getuser(),
+            local_user,
             unset if host.user is None else host.user,
             host.name,
             unset if host.port is None else host.port,
@@ -144,7 +145,7 @@ class SshConfig:
         return cast(_Reader, reader)
 
 
-def _host_config(host: Host, file: Path | None, options: _Reader) -> HostConfig:
+def _host_config(host: Host, file: Path | None, options: _Reader, local_user: str) -> HostConfig:
     home = Path("~/.ssh").expanduser()
     identity_files = _paths(options, "IdentityFile")
     user_known_hosts = _paths(options, "UserKnownHostsFile")
@@ -156,7 +157,7 @@ def _host_config(host: Host, file: Path | None, options: _Reader) -> HostConfig:
         file=file,
         hostname=_text(options, "Hostname") or host.name,
         port=cast(int, options.get("Port", 22)),
-        user=_text(options, "User") or getpass.getuser(),
+        user=_text(options, "User") or local_user,
         identity_files=tuple(home / k for k in DEFAULT_KEYS) if identity_files is None else identity_files,
         identities_are_default=identity_files is None,
         certificate_files=_paths(options, "CertificateFile") or (),
@@ -176,6 +177,17 @@ def _host_config(host: Host, file: Path | None, options: _Reader) -> HostConfig:
         connect_timeout_s=float(cast(int, timeout)) if timeout else None,
         chooses=frozenset(name for name in tracked if options.get(name) is not None),
     )
+
+
+def _local_user(host: Host) -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise BackendError(
+            host.name,
+            f"this machine has no name for user id {os.getuid()}",
+            "set USER in the environment, as containers with arbitrary user ids must",
+        ) from error
 
 
 def _text(options: _Reader, name: str) -> str | None:

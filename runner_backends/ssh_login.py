@@ -41,8 +41,11 @@ class Login(asyncssh.SSHClient):
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
         """Called for a key that `trusted_keys` does not hold."""
+        trusted = self._known_hosts.trusted(self._config).host_keys
+        if key in trusted:
+            return True  # another login to the same host has written it down meanwhile
         accepts_new = self._config.strict_host_key_checking is StrictHostKeyChecking.ACCEPT_NEW
-        if accepts_new and not self._known_hosts.trusted(self._config).host_keys:
+        if accepts_new and not trusted:
             try:
                 self._known_hosts.add(self._config, key)
             except OSError as error:

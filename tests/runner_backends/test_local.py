@@ -72,7 +72,7 @@ def test_too_long() -> None:
 def test_nul() -> None:
     assert refused("true", "a\0b") == (
         "worker-0: cannot run 'true': embedded null byte",
-        "remove the NUL character from the arguments",
+        "an argument holds a character that no command line can carry, such as NUL: remove it",
     )
 
 

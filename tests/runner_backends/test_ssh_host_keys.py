@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import stat
 import subprocess
@@ -12,7 +13,9 @@ import asyncssh
 import pytest
 
 from dslaunch.hostfile import Host
+from dslaunch.runner_backends.command import NodeCommand
 from dslaunch.runner_backends.known_hosts import KnownHosts
+from dslaunch.runner_backends.ssh import SshBackend
 from dslaunch.runner_backends.ssh_config import SshConfig
 
 if TYPE_CHECKING:
@@ -85,6 +88,20 @@ def test_accept_new_writes_the_key_once(dialer: Dialer, name: str, tmp_path: Pat
     assert stat.S_IMODE(known_hosts.parent.stat().st_mode) == 0o700
     strict = dialer.block(UserKnownHostsFile=str(known_hosts), StrictHostKeyChecking="yes")
     assert dialer.run(strict, "echo", "in").stdout == b"in\n"
+
+
+def test_accept_new_takes_many_logins_at_once(dialer: Dialer, name: str) -> None:
+    dialer.config.write_text(policed(dialer, "accept-new"))
+
+    async def main() -> None:
+        backend = SshBackend(dialer.config)
+        command = NodeCommand(Host("worker-0", (0,)), ("true",), b"")
+        sessions = await asyncio.gather(*(backend.start(command) for _ in range(8)))
+        assert {(await session.wait()).returncode for session in sessions} == {0}
+        await backend.close()
+
+    asyncio.run(main())
+    assert [line.split()[0] for line in dialer.known_hosts.read_text().splitlines()] == [name]
 
 
 def test_accept_new_adds_a_line_to_a_file_without_a_last_newline(dialer: Dialer, name: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from dslaunch.hostfile import Host
 from dslaunch.runner_backends.command import NodeCommand
 from dslaunch.runner_backends.embedded import EmbeddedHosts
+from dslaunch.runner_backends.errors import BackendError
 from dslaunch.runner_backends.ssh import SshBackend
 
 if TYPE_CHECKING:
@@ -162,3 +163,24 @@ def test_a_host_that_goes_down_ends_its_sessions(dialer: Dialer) -> None:
             await backend.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("argv", "what", "hint"),
+    [
+        (
+            ("echo", "a\0b"),
+            "worker-0: cannot send the command: embedded null byte",
+            "an argument holds a character that no command line can carry, such as NUL: remove it",
+        ),
+        (
+            ("echo", "x" * 200_000),
+            "worker-0: the command line is 200005 bytes, of 131071 that SSH can carry",
+            "put the arguments in a file",
+        ),
+    ],
+)
+def test_a_command_that_cannot_be_sent(argv: tuple[str, ...], what: str, hint: str) -> None:
+    with pytest.raises(BackendError) as caught:
+        asyncio.run(SshBackend().start(NodeCommand(Host("worker-0", (0,)), argv, b"")))
+    assert (str(caught.value), caught.value.hint) == (what, hint)
