@@ -9,6 +9,7 @@ import pwd
 import signal
 
 import asyncssh
+from asyncssh.constants import EXTENDED_DATA_STDERR
 
 from dslaunch.runner_backends.embedded_process import HostProcess
 
@@ -136,7 +137,7 @@ class _Session(asyncssh.SSHServerSession[bytes]):
             )
         except (OSError, ValueError) as error:
             if self._channel is not None:
-                self._channel.write(f"{error}\n".encode(), asyncssh.EXTENDED_DATA_STDERR)
+                self._channel.write(f"{error}\n".encode(), EXTENDED_DATA_STDERR)
                 self._channel.exit(126)
             return
         self._process = process
@@ -182,7 +183,7 @@ class _Session(asyncssh.SSHServerSession[bytes]):
         """Send what the process has written."""
         if self._channel is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._channel.write(data, asyncssh.EXTENDED_DATA_STDERR if fd == 2 else None)
+                self._channel.write(data, EXTENDED_DATA_STDERR if fd == 2 else None)
 
     def hold_input(self, is_held: bool) -> None:
         """Stop or go on taking stdin from the client."""

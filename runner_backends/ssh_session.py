@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 
 import asyncssh
+from asyncssh.constants import EXTENDED_DATA_STDERR
 
 from dslaunch.runner_backends.command import SessionEnd
 from dslaunch.runner_backends.output import OutputBuffer
@@ -60,7 +61,7 @@ class SshSession(asyncssh.SSHClientSession[bytes]):
         self._channel = chan
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
-        if datatype == asyncssh.EXTENDED_DATA_STDERR:
+        if datatype == EXTENDED_DATA_STDERR:
             self._stderr.feed(data)
         else:
             self._output.feed(data)
