@@ -1,0 +1,17 @@
+"""`scripts/bench SUBCOMMAND`: one module of `benchmarks` a subcommand."""
+
+from __future__ import annotations
+
+import click
+from benchmarks import launch
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def bench() -> None:
+    """Measure dslaunch beside its peers, on this machine and in one run."""
+
+
+bench.add_command(launch.command)
+
+if __name__ == "__main__":
+    bench(prog_name="scripts/bench")

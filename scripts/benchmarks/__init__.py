@@ -1,0 +1,1 @@
+"""What `scripts/bench` measures. A subcommand's module has a click command named `command`."""
