@@ -50,7 +50,7 @@ def _walk(raw: Mapping[str, object], keys: Mapping[str, Answer], prefix: str, re
     for key, value in raw.items():
         path = f"{prefix}{key}"
         if key not in keys:
-            raise unknown_key(path, keys)
+            raise unknown_key(prefix, key, keys)
         _answer(path, value, keys[key], reading)
 
 
@@ -82,7 +82,7 @@ def _is_on(path: str, value: object, keys: Collection[str] | None) -> bool:
         return value not in (None, False)
     for key in value:
         if keys is not None and key not in keys:
-            raise unknown_key(f"{path}.{key}", keys)
+            raise unknown_key(f"{path}.", str(key), keys)
     if value.get("enabled") == "auto":
         raise auto_value(f"{path}.enabled")
     if keys is not None and "device" in keys:
@@ -117,7 +117,7 @@ def as_kind(path: str, value: object, kind: Kind) -> object:
             assert_never(kind)
     raise ConfigError(
         f"{path}: expects {_KIND_NAMES[kind]} but got {value!r}",
-        f"write {path} without quotes or units" if isinstance(value, str) else f"correct {path}",
+        f"write {path} without quotes" if isinstance(value, str) else f"correct {path}",
     )
 
 
@@ -128,13 +128,18 @@ def as_mapping(path: str, value: object) -> Mapping[str, object]:
     return value
 
 
-def unknown_key(path: str, known: Collection[str]) -> ConfigError:
-    """The error for a key nobody knows, with the nearest known one."""
-    prefix, dot, key = path.rpartition(".")
+def unknown_key(prefix: str, key: str, known: Collection[str]) -> ConfigError:
+    """The error for a key nobody knows below `prefix` (empty, or ending in a dot), with the nearest known one."""
+    what = f"unknown key {prefix}{key}"
+    section, dot, inner = key.partition(".")
+    if dot and section in known:
+        return ConfigError(what, f'write it as "{section}": {{"{inner}": ...}}')
     near = difflib.get_close_matches(key, sorted(known), n=1)
     if near:
-        return ConfigError(f"unknown key {path}", f"did you mean {prefix}{dot}{near[0]}?")
-    return ConfigError(f"unknown key {path}", "remove it; known here: " + ", ".join(sorted(known)))
+        return ConfigError(what, f"did you mean {prefix}{near[0]}?")
+    if len(known) <= 20:
+        return ConfigError(what, f"remove it; known here: {', '.join(sorted(known))}")
+    return ConfigError(what, "remove it, or look up its spelling")
 
 
 def auto_value(path: str) -> ConfigError:

@@ -205,7 +205,7 @@ def build_scheduler(config: SchedulerConfig, optimizer: torch.optim.Optimizer) -
     for key, value in config.params.items():
         path = f"scheduler.params.{key}"
         if key not in known:
-            raise unknown_key(path, known)
+            raise unknown_key("scheduler.params.", key, known)
         if value == "auto":
             raise auto_value(path)
         if value is not None:

@@ -106,7 +106,7 @@ def _config_hyperparameters(config: OptimizerConfig) -> dict[str, object]:
     for key, value in config.params.items():
         path = f"optimizer.params.{key}"
         if key not in known:
-            raise unknown_key(path, known)
+            raise unknown_key("optimizer.params.", key, known)
         if value == "auto":
             raise auto_value(path)
         if key == "max_grad_norm":

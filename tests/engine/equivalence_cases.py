@@ -181,16 +181,17 @@ def train_with_engine(
     return losses, norms, engine
 
 
-def full_masters(engine: deepspeed.Engine) -> dict[str, torch.Tensor]:
-    """All fp32 masters, gathered. Collective."""
+def full_state(engine: deepspeed.Engine, kind: str) -> dict[str, torch.Tensor]:
+    """All of `master`, `exp_avg` or `exp_avg_sq` by parameter, gathered. Collective."""
     optimizer = engine.optimizer
     assert optimizer is not None
     found: dict[str, torch.Tensor] = {}
     for bucket, state in zip(optimizer.buckets, optimizer.shards, strict=True):
-        shards: list[torch.Tensor] = [state.master.clone()]
+        own = getattr(state, kind).clone()
+        shards: list[torch.Tensor] = [own]
         if optimizer.sharding.num_shards > 1:
-            shards = [torch.empty_like(state.master) for _ in range(engine.world_size)]
-            dist.all_gather(shards, state.master.clone())
+            shards = [torch.empty_like(own) for _ in range(engine.world_size)]
+            dist.all_gather(shards, own)
         flat = torch.cat(shards)
         for slot, param in zip(bucket.spec.slots, bucket.members, strict=True):
             found[slot.name] = flat[slot.offset : slot.offset + slot.numel].view(param.shape)
@@ -199,7 +200,7 @@ def full_masters(engine: deepspeed.Engine) -> dict[str, torch.Tensor]:
 
 def ranks_agree(engine: deepspeed.Engine) -> bool:
     """Whether all ranks hold bit-equal parameters, and these are the rounded masters. Collective."""
-    masters = full_masters(engine)
+    masters = full_state(engine, "master")
     rounded = all(
         torch.equal(param.detach(), masters[name].to(param.dtype))
         for name, param in engine.module.named_parameters()
@@ -227,13 +228,14 @@ def run(cases: list[Case], seed: int) -> dict[str, dict[str, float]]:
         losses, norms, engine = train_with_engine(model, case, data)
         mean_losses = torch.tensor(losses)
         dist.all_reduce(mean_losses)
-        masters = full_masters(engine)
+        masters = full_state(engine, "master")
         gaps = torch.cat([(masters[name] - value).abs().flatten() for name, value in plain[2].items()])
         results[case.name] = {
             "loss": (mean_losses / world - torch.tensor(plain[0])).abs().max().item(),
             "norm": (torch.tensor(norms) / torch.tensor(plain[1]) - 1).abs().max().item(),
             "master_max": gaps.max().item(),
             "master_mean": gaps.mean().item(),
+            "world": world,
             "agree": float(ranks_agree(engine)),
             "same_names": float(set(masters) == set(plain[2])),
         }

@@ -1,0 +1,269 @@
+"""Runs on the ranks: single behaviours of the engine."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dslaunch.engine as deepspeed
+
+
+def config(**more: object) -> dict[str, object]:
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": 64},
+        **more,
+    }
+
+
+def net() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+
+
+def engine_of(**more: object) -> deepspeed.Engine:
+    model = net()
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config(**more))[0]
+
+
+def micro_step(engine: deepspeed.Engine, scale: float = 1.0) -> None:
+    x = torch.randn(2, 4, dtype=next(engine.parameters()).dtype)
+    engine.backward(engine(x).square().mean() * scale)
+    engine.step()
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler = Keep()
+    logger = logging.getLogger("dslaunch.engine")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+
+
+def nonfinite_steps_are_left_out() -> None:
+    schedule = {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}
+    engine = engine_of(scheduler=schedule, gradient_accumulation_steps=2)
+    assert engine.optimizer is not None
+    for _ in range(4):
+        micro_step(engine)
+    before = [p.detach().clone() for p in engine.parameters()]
+    moments = [state.exp_avg.clone() for state in engine.optimizer.shards]
+    rate = engine.get_lr()
+    broken = dist.get_rank() == dist.get_world_size() - 1
+    micro_step(engine, math.inf if broken else 1.0)  # one micro step of one rank spoils all of them
+    micro_step(engine)
+    assert not engine.was_step_applied()
+    assert engine.optimizer.overflow
+    assert not math.isfinite(engine.get_global_grad_norm() or 0.0)
+    assert (engine.global_steps, engine.skipped_steps, engine.optimizer.num_applied) == (3, 1, 2)
+    assert engine.get_lr() == rate
+    assert all(torch.equal(a, b) for a, b in zip(before, engine.parameters(), strict=True))
+    assert all(torch.equal(a, s.exp_avg) for a, s in zip(moments, engine.optimizer.shards, strict=True))
+    micro_step(engine)
+    micro_step(engine)
+    assert engine.was_step_applied()
+    assert (engine.global_steps, engine.skipped_steps, engine.global_samples) == (
+        4,
+        1,
+        4 * engine.train_batch_size(),
+    )
+    assert engine.get_lr() != rate
+
+
+def parameters_and_gradients_are_views() -> None:
+    engine = engine_of(bf16={"enabled": True})
+    assert engine.optimizer is not None
+    for _ in range(2):
+        for bucket in engine.optimizer.buckets:
+            for param, view in zip(bucket.members, bucket.grad_views, strict=True):
+                assert param.untyped_storage().data_ptr() == bucket.params.untyped_storage().data_ptr()
+                assert param.grad is view
+                assert view.untyped_storage().data_ptr() == bucket.grads.untyped_storage().data_ptr()
+            assert not bucket.grads.any()
+        micro_step(engine)
+    assert [p.dtype for p in engine.parameters()] == [torch.bfloat16] * 4
+    assert {s.master.dtype for s in engine.optimizer.shards} == {torch.float32}
+    assert sum(s.master.numel() for s in engine.optimizer.shards) * dist.get_world_size() == sum(
+        bucket.spec.numel for bucket in engine.optimizer.buckets
+    )
+
+
+def optimizer_state_is_replicated_at_stage_0() -> None:
+    engine = engine_of(zero_optimization={"stage": 0})
+    assert engine.optimizer is not None
+    micro_step(engine)
+    assert [s.master.numel() for s in engine.optimizer.shards] == [
+        b.spec.numel for b in engine.optimizer.buckets
+    ]
+
+
+def torch_schedulers_and_lr_edits_take_effect() -> None:
+    model = net()
+    engine, optimizer, _, scheduler = deepspeed.initialize(
+        model=model,
+        config=config(),
+        lr_scheduler=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 2, 0.5),
+    )
+    assert optimizer is not None
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    seen = []
+    for _ in range(5):
+        seen.append(engine.get_lr()[0])
+        micro_step(engine)
+    assert seen == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.0025])
+    assert scheduler is engine.lr_scheduler
+    optimizer.param_groups[0]["lr"] = 0.0
+    optimizer.param_groups[0]["weight_decay"] = 0.0
+    before = [p.detach().clone() for p in model.parameters()]
+    micro_step(engine)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def client_optimizer_and_its_scheduler() -> None:
+    model = net()
+    client = torch.optim.AdamW(model.parameters(), lr=0.02, betas=(0.8, 0.9), weight_decay=0.3)
+    schedule = torch.optim.lr_scheduler.StepLR(client, 1, 0.1)
+    plain = {key: value for key, value in config().items() if key != "optimizer"}
+    engine, optimizer, _, scheduler = deepspeed.initialize(
+        model=model, optimizer=client, lr_scheduler=schedule, config=plain
+    )
+    assert optimizer is not None
+    assert scheduler is schedule
+    assert (engine.get_lr(), engine.get_mom()) == ([0.02], [(0.8, 0.9)])
+    micro_step(engine)
+    assert engine.get_lr() == pytest.approx([0.002])
+
+
+def second_backward_after_averaging_is_an_error() -> None:
+    engine = engine_of()
+    x = torch.randn(2, 4)
+    engine.backward(engine(x).mean())
+    with pytest.raises(deepspeed.EngineError, match="backward was called again") as caught:
+        engine.backward(engine(x).mean())
+    assert caught.value.hint == "call engine.step() first, or set zero_optimization.overlap_comm to false"
+    with pytest.raises(deepspeed.EngineError, match=r"the gradient of 2\.\w+ arrived again"):
+        engine(x).mean().backward()
+    engine.step()
+
+
+def two_losses_without_overlap() -> None:
+    torch.manual_seed(dist.get_rank())
+    engine = engine_of(zero_optimization={"stage": 1, "overlap_comm": False}, gradient_clipping=0.0)
+    twin = engine_of(zero_optimization={"stage": 1, "overlap_comm": True}, gradient_clipping=0.0)
+    twin.module.load_state_dict(engine.module.state_dict())
+    x, y = torch.randn(2, 4), torch.randn(2, 4)
+    engine.backward(engine(x).mean())
+    engine.backward(engine(y).square().mean())
+    engine.step()
+    twin.backward(twin(x).mean() + twin(y).square().mean())
+    twin.step()
+    for a, b in zip(engine.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def no_sync_leaves_everything_to_the_boundary() -> None:
+    torch.manual_seed(dist.get_rank())
+    engine = engine_of()
+    with engine.no_sync():
+        engine.backward(engine(torch.randn(2, 4)).mean())
+        assert engine.optimizer is not None
+        assert not engine.optimizer.reducer.has_sent
+        with pytest.raises(deepspeed.EngineError, match=r"step\(\) inside no_sync"):
+            engine.step()
+    engine.backward(engine(torch.randn(2, 4)).mean())
+    engine.step()
+    assert_ranks_agree(engine)
+
+
+def script_sets_the_boundary() -> None:
+    engine = engine_of(gradient_accumulation_steps=4)
+    applied = []
+    for boundary in (False, True, True, False):
+        engine.set_gradient_accumulation_boundary(boundary)
+        micro_step(engine)
+        applied.append(engine.was_step_applied())
+    assert applied == [False, True, True, False]
+    assert_ranks_agree(engine)
+
+
+def different_models_are_an_error_on_every_rank() -> None:
+    width = 4 + dist.get_rank()
+    with pytest.raises(deepspeed.EngineError, match="the ranks have built different models"):
+        deepspeed.initialize(model=torch.nn.Linear(4, width), config=config())
+
+
+def progress_lines() -> None:
+    with logged() as lines:
+        engine = engine_of(steps_per_print=2, wall_clock_breakdown=True)
+        for _ in range(3):
+            micro_step(engine)
+    if dist.get_rank() != 0:
+        assert lines == []
+        return
+    world = dist.get_world_size()
+    assert lines == [
+        "[Rank 0] wall_clock_breakdown: no effect, timers are not written yet",
+        f"[Rank 0] engine: ZeRO stage 1, fp32, gradients in fp32, world {world} on cpu, "
+        f"76 parameters in 4 buckets, batch {2 * world} = 2 * 1 * {world}, gradient clipping 1.0",
+        "[Rank 0] step=2, skipped=0, lr=[0.01], mom=[(0.9, 0.999)]",
+    ]
+
+
+def training_data_is_shared_out() -> None:
+    world, rank = dist.get_world_size(), dist.get_rank()
+    engine, _, loader, _ = deepspeed.initialize(
+        model=net(),
+        config=config(),
+        training_data=list(range(8 * world)),  # type: ignore[arg-type]
+    )
+    assert loader is engine.training_dataloader
+    assert loader is not None
+    passes = []
+    for _ in range(2):
+        batches = list(loader)
+        assert len(batches) == len(loader) == 4
+        assert {len(batch) for batch in batches} == {2}  # type: ignore[arg-type]
+        mine = [int(item) for batch in batches for item in batch]  # type: ignore[attr-defined]
+        everyone: list[list[int]] = [[] for _ in range(world)]
+        dist.all_gather_object(everyone, mine)
+        assert sorted(item for part in everyone for item in part) == list(range(8 * world))
+        passes.append(everyone[rank])
+    assert passes[0] != passes[1]
+
+
+def a_save_by_rank_0_alone_is_an_error(directory: str) -> float:
+    engine = engine_of()
+    micro_step(engine)
+    if dist.get_rank() != 0:
+        return 0.0
+    started = time.monotonic()
+    with pytest.raises(
+        deepspeed.CheckpointError, match="save_checkpoint was not called by every rank"
+    ) as caught:
+        engine.save_checkpoint(directory)
+    assert "call save_checkpoint on every rank" in caught.value.hint
+    return time.monotonic() - started
+
+
+def assert_ranks_agree(engine: deepspeed.Engine) -> None:
+    mine = [param.detach() for param in engine.parameters()]
+    everyone: list[list[torch.Tensor]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    for other in everyone:
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))

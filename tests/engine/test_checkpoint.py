@@ -1,0 +1,175 @@
+"""Checkpoints: exact, resharding, whole or absent, and loud when damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rank_pool import RankError, RankPool
+
+State = dict[str, torch.Tensor]
+
+
+@pytest.mark.parametrize(
+    ("world", "stage", "bf16"), [(1, 0, True), (1, 1, False), (2, 0, False), (2, 1, True)]
+)
+def test_resume_is_bit_exact(
+    ranks: RankPool, tmp_path: Path, seed: int, world: int, stage: int, bf16: bool
+) -> None:
+    ranks.run(world, "checkpoint_cases", "resume_is_exact", str(tmp_path), stage, bf16, seed)
+
+
+@pytest.mark.parametrize(("saved_at", "saved_stage", "bf16"), [(2, 1, True), (4, 1, False), (1, 0, True)])
+def test_any_world_and_stage_reads_any_other(
+    ranks: RankPool, tmp_path: Path, seed: int, saved_at: int, saved_stage: int, bf16: bool
+) -> None:
+    directory, tag = str(tmp_path), f"world{saved_at}"
+    saved = ranks.run(saved_at, "checkpoint_cases", "save", directory, saved_stage, bf16, seed)[0]
+    rates = []
+    for world, stage in ((1, 0), (1, 1), (2, 0), (2, 1), (4, 1)):
+        for state, rate, client_state in ranks.run(  # type: ignore[misc]
+            world, "checkpoint_cases", "load", directory, tag, stage, bf16
+        ):
+            assert state.keys() == saved.keys()  # type: ignore[attr-defined]
+            different = [name for name in state if not torch.equal(state[name], saved[name])]  # type: ignore[index]
+            assert different == [], (world, stage, seed)
+            assert client_state == {"seed": seed}
+            rates.append(rate)
+    assert rates.count(rates[0]) == len(rates)
+
+
+def test_files(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(2, "checkpoint_cases", "save", str(tmp_path), 1, True, 1)
+    assert (tmp_path / "latest").read_text() == "world2"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "world2"]
+    assert sorted(path.name for path in (tmp_path / "world2").iterdir()) == [
+        "manifest.json",
+        "module.safetensors",
+        "optimizer-00000-of-00002.safetensors",
+        "optimizer-00001-of-00002.safetensors",
+        "state.pt",
+    ]
+    manifest = json.loads((tmp_path / "world2" / "manifest.json").read_text())
+    assert manifest["counters"] == {
+        "global_steps": 2,
+        "global_samples": 16,
+        "skipped_steps": 0,
+        "optimizer_steps": 2,
+    }
+    assert manifest["aliases"] == {"again.weight": "middle.weight"}
+    assert manifest["shapes"]["middle.weight"] == [17, 17]
+    assert "inner.weight" not in manifest["shapes"]  # frozen
+
+
+@pytest.fixture(scope="module")
+def saved(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved")
+    ranks.run(2, "checkpoint_cases", "save", str(directory), 1, False, 1)
+    return directory
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("optimizer-00001-of-00002.safetensors", flip, "is damaged: its checksum differs"),
+        ("module.safetensors", flip, "is damaged: its checksum differs"),
+        ("state.pt", flip, "is damaged: its checksum differs"),
+        ("manifest.json", flip, "is damaged"),
+        (
+            "optimizer-00000-of-00002.safetensors",
+            lambda path: os.truncate(path, 100),
+            "is damaged: 100 bytes",
+        ),
+        ("optimizer-00000-of-00002.safetensors", Path.unlink, "is missing"),
+    ],
+    ids=["shard", "module", "state", "manifest", "truncated", "missing"],
+)
+def test_damage_is_one_error_that_names_the_file(
+    ranks: RankPool, saved: Path, tmp_path: Path, world: int, name: str, damage: object, words: str
+) -> None:
+    subprocess.run(["cp", "-r", f"{saved}/.", str(tmp_path)], check=True)
+    damaged = tmp_path / "world2" / name
+    damage(damaged)  # type: ignore[operator]
+    for text, changed in ranks.run(world, "checkpoint_cases", "refuse_to_load", str(tmp_path)):  # type: ignore[misc]
+        assert f"checkpoint file {damaged} {words}" in text  # type: ignore[operator]
+        assert changed == []
+
+
+def test_a_missing_tag_lists_those_that_are_there(ranks: RankPool, saved: Path, tmp_path: Path) -> None:
+    subprocess.run(["cp", "-r", f"{saved}/.", str(tmp_path)], check=True)
+    (tmp_path / "latest").write_text("elsewhere")
+    text, _ = ranks.run(1, "checkpoint_cases", "refuse_to_load", str(tmp_path))[0]  # type: ignore[misc]
+    assert text == f"there is no checkpoint elsewhere in {tmp_path}\nhint: tags there: world2"
+
+
+def test_a_death_while_saving_leaves_the_previous_one(ranks: RankPool, tmp_path: Path, seed: int) -> None:
+    with pytest.raises(RankError, match="died: 9"):
+        ranks.run(2, "checkpoint_cases", "die_while_saving", str(tmp_path), seed)
+    assert (tmp_path / ".global_step2.saving").is_dir()
+    assert ranks.run(2, "checkpoint_cases", "loads_what_was_saved_last", str(tmp_path), seed) == [3, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step2", "latest"]
+
+
+SAVE_FOREVER = """
+import sys, torch
+import dslaunch.engine as deepspeed
+engine = deepspeed.initialize(model=torch.nn.Linear(64, 64), config={
+    "train_batch_size": 1, "optimizer": {"type": "Adam"}, "log_level": "error"})[0]
+while True:
+    engine.global_steps += 1
+    engine.save_checkpoint(sys.argv[1], tag="only", client_state={"step": engine.global_steps})
+    print(engine.global_steps, flush=True)
+"""
+
+
+def test_killed_at_any_moment_a_whole_checkpoint_is_left(ranks: RankPool, tmp_path: Path) -> None:
+    for after in (1, 4, 7):  # saves over one and the same tag
+        process = subprocess.Popen(
+            [sys.executable, "-c", SAVE_FOREVER, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        for _ in range(after):
+            last = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        last = max([last, *(int(line) for line in process.stdout.read().split())])
+        process.wait()
+        process.stdout.close()
+        steps = ranks.run(1, "checkpoint_cases", "steps_of_a_linear", str(tmp_path))[0]
+        assert steps in (last, last + 1)
+
+
+def test_parts(ranks: RankPool, tmp_path: Path, seed: int) -> None:
+    ranks.run(2, "checkpoint_cases", "parts", str(tmp_path), seed)
+
+
+def test_frozen_parameters_can_be_left_out(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(1, "checkpoint_cases", "frozen_parameters_can_be_left_out", str(tmp_path))
+
+
+def test_refusals_leave_nothing_behind(ranks: RankPool, tmp_path: Path) -> None:
+    for said in ranks.run(2, "checkpoint_cases", "refuse_to_save", str(tmp_path)):
+        assert said[0].startswith(
+            "client_state (or the scheduler's state) holds what cannot be loaded safely: "
+        )  # type: ignore[index]
+        assert said[1:] == [  # type: ignore[index]
+            "ranks save under different tags: rank0, rank1",
+            "the tag 'a/b' cannot name a directory",
+            "the tag '.hidden' cannot name a directory",
+        ]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,422 @@
+"""What a ds_config.json may say, and the exact words of every refusal."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from dslaunch.engine.config import EngineConfig, OptimizerConfig, load_config, parse_config
+from dslaunch.engine.config_keys import TOP, Answer, Feature, Honoured, NoEffect, Refused, Section
+from dslaunch.engine.config_source import choose_source, parse_text
+from dslaunch.engine.errors import ConfigError
+from dslaunch.engine.initialize import add_config_arguments
+
+
+def refusal(raw: Mapping[str, object]) -> tuple[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw)
+    assert str(caught.value) == f"{caught.value.what}\nhint: {caught.value.hint}"
+    return caught.value.what, caught.value.hint
+
+
+def test_defaults() -> None:
+    assert parse_config({}) == EngineConfig()
+    default = EngineConfig()
+    assert default.gradient_clipping == 1.0
+    assert (default.zero.stage, default.zero.reduce_bucket_size) == (0, 500_000_000)
+    assert default.dtype == default.grad_accum_dtype == "fp32"
+    assert default.steps_per_print is None
+
+
+def test_everything_honoured() -> None:
+    config = parse_config(
+        {
+            "train_batch_size": 32,
+            "train_micro_batch_size_per_gpu": 4.0,
+            "gradient_accumulation_steps": 2,
+            "gradient_clipping": 0,
+            "steps_per_print": 10,
+            "dataloader_drop_last": True,
+            "log_level": "WARNING",
+            "bf16": {"enabled": True, "check_grad_overflow": False},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+            "scheduler": {"type": "WarmupLR"},
+            "zero_optimization": {"stage": 1, "reduce_bucket_size": 5e7, "overlap_comm": False},
+        }
+    )
+    assert config.batch.train_micro_batch_size_per_gpu == 4
+    assert isinstance(config.batch.train_micro_batch_size_per_gpu, int)
+    assert (config.zero.stage, config.zero.reduce_bucket_size, config.zero.overlap_comm) == (
+        1,
+        50_000_000,
+        False,
+    )
+    assert (config.dtype, config.grad_accum_dtype, config.check_grad_overflow) == ("bf16", "fp32", False)
+    assert (config.gradient_clipping, config.steps_per_print, config.log_level) == (0.0, 10, logging.WARNING)
+    assert config.optimizer == OptimizerConfig("AdamW", {"lr": 1e-3})
+    assert config.scheduler is not None
+    assert config.scheduler.params == {}
+    assert config.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("raw", "stage"),
+    [({"zero_optimization": True}, 1), ({"zero_optimization": False}, 0), ({"zero_optimization": {}}, 0)],
+)
+def test_zero_as_a_bool(raw: dict[str, object], stage: int) -> None:
+    assert parse_config(raw).zero.stage == stage
+
+
+def test_bf16_gradients_follow_the_model_unless_told() -> None:
+    assert parse_config({"bf16": {"enabled": True}}).grad_accum_dtype == "bf16"
+    assert parse_config({"bfloat16": {"enabled": True}}).dtype == "bf16"
+
+
+GOLDEN = [
+    (
+        {"zero_optimization": {"reduce_bukcet_size": 5}},
+        "unknown key zero_optimization.reduce_bukcet_size",
+        "did you mean zero_optimization.reduce_bucket_size?",
+    ),
+    ({"zero_opt": {"stage": 1}}, "unknown key zero_opt", "did you mean zero_optimization?"),
+    (
+        {"zero_optimization": {"offload_optimizer": {"device": "none", "pin_memry": True}}},
+        "unknown key zero_optimization.offload_optimizer.pin_memry",
+        "did you mean zero_optimization.offload_optimizer.pin_memory?",
+    ),
+    (
+        {"zero_optimization.reduce_bucket_size": 5},
+        "unknown key zero_optimization.reduce_bucket_size",
+        'write it as "zero_optimization": {"reduce_bucket_size": ...}',
+    ),
+    (
+        {"train_batch_size": "8"},
+        "train_batch_size: expects an integer but got '8'",
+        "write train_batch_size without quotes",
+    ),
+    (
+        {"train_batch_size": 8.5},
+        "train_batch_size: expects an integer but got 8.5",
+        "correct train_batch_size",
+    ),
+    (
+        {"bf16": {"enabled": 1}},
+        "bf16.enabled: expects true or false but got 1",
+        "correct bf16.enabled",
+    ),
+    ({"bf16": True}, "bf16: expects an object but got True", 'write "bf16": { ... }'),
+    (
+        {"train_batch_size": "auto"},
+        'train_batch_size: "auto" is only known to frameworks that fill it in (the Hugging Face Trainer)',
+        "write a value for train_batch_size",
+    ),
+    (
+        {"fp16": {"enabled": "auto"}},
+        'fp16.enabled: "auto" is only known to frameworks that fill it in (the Hugging Face Trainer)',
+        "write a value for fp16.enabled",
+    ),
+    ({"fp16": {"enabled": True}}, "fp16 is not supported yet; use bf16", 'write "bf16": {"enabled": true}'),
+    (
+        {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+        "bfloat16 and fp16 modes cannot be simultaneously enabled",
+        "disable fp16",
+    ),
+    (
+        {"zero_optimization": {"stage": 2}},
+        "zero_optimization.stage: ZeRO stage 2 is not supported yet",
+        "use stage 1: the same training, with gradients (and parameters) kept whole on every rank",
+    ),
+    (
+        {"zero_optimization": {"stage": 4}},
+        "zero_optimization.stage: expects 0, 1, 2 or 3 but got 4",
+        "write 0 or 1",
+    ),
+    (
+        {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
+        "zero_optimization.offload_optimizer: {'device': 'cpu'} is refused: offload is not supported yet",
+        "remove the key",
+    ),
+    (
+        {"gradient_clipping": -1},
+        "gradient_clipping: expects a norm of at least 0 but got -1.0",
+        "0 switches it off",
+    ),
+    (
+        {"amp": {"enabled": True}},
+        "amp: {'enabled': True} is refused: DeepSpeed itself has removed it",
+        "use bf16",
+    ),
+    (
+        {"communication_data_type": "fp16"},
+        "communication_data_type: fp16 is refused: gradients travel in their accumulation dtype",
+        "set data_types.grad_accum_dtype",
+    ),
+    (
+        {"optimizer": {"params": {"lr": 1}}},
+        "optimizer.params is given without optimizer.type",
+        "write optimizer.type",
+    ),
+    (
+        {"steps_per_print": 0},
+        "steps_per_print: expects a positive integer but got 0",
+        "write e.g. 10",
+    ),
+]
+
+
+@pytest.mark.parametrize(("raw", "what", "hint"), GOLDEN, ids=[what for _, what, _ in GOLDEN])
+def test_refusals_word_for_word(raw: dict[str, object], what: str, hint: str) -> None:
+    assert refusal(raw) == (what, hint)
+
+
+def test_no_effect_is_said_once_for_each_reason() -> None:
+    config = parse_config(
+        {
+            "zero_optimization": {
+                "stage": 1,
+                "contiguous_gradients": True,
+                "allgather_bucket_size": 2e8,
+                "stage3_max_live_parameters": 1e9,
+                "stage3_max_reuse_distance": "auto",
+                "stage3_prefetch_bucket_size": 5e7,
+            },
+            "tensorboard": {"enabled": True, "output_path": "x"},
+            "csv_monitor": {"enabled": False},
+        }
+    )
+    assert config.notes == (
+        "zero_optimization.allgather_bucket_size: no effect, "
+        "parameters are gathered in the buckets of reduce_bucket_size",
+        "zero_optimization.stage3_max_live_parameters, zero_optimization.stage3_prefetch_bucket_size: "
+        "no effect, only ZeRO stage 3 reads it",
+        "tensorboard: no effect, monitors are not written yet",
+    )
+
+
+def test_old_keys_that_are_off_pass() -> None:
+    config = parse_config(
+        {
+            "amp": {"enabled": False},
+            "sparse_gradients": False,
+            "fp16": {"enabled": False, "loss_scale": 0, "initial_scale_power": 16},
+            "zero_optimization": {"cpu_offload": False, "offload_param": {"device": "none"}},
+            "steps_per_print": math.inf,
+            "compression_training": {"enabled": False, "anything": {"at": "all"}},
+        }
+    )
+    assert config == EngineConfig()
+
+
+def _answers(keys: Mapping[str, Answer], prefix: str = "") -> Iterator[tuple[str, Answer]]:
+    for key, answer in keys.items():
+        yield prefix + key, answer
+        if isinstance(answer, Section):
+            yield from _answers(answer.keys, f"{prefix}{key}.")
+
+
+# Section 2.3 of what DeepSpeed 0.19.8 reads, by path.
+KNOWN = [
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "steps_per_print",
+    "gradient_clipping",
+    "prescale_gradients",
+    "gradient_predivide_factor",
+    "gradient_allreduce_op",
+    "communication_data_type",
+    "seq_parallel_communication_data_type",
+    "disable_allgather",
+    "dump_state",
+    "disable_python_gc",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "dataloader_drop_last",
+    "managed_gradient_accumulation",
+    "log_level",
+    "data_types.grad_accum_dtype",
+    "data_types.param_dtype",
+    "data_types.buffer_dtype",
+    "data_types.keep_in_fp32_modules",
+    "torch_autocast",
+    "timers.throughput.enabled",
+    "timers.throughput.synchronized",
+    "sequence_parallel_size",
+    "data_parallel_size",
+    "use_data_before_expert_parallelism",
+    "expert_parallel",
+    "hybrid_engine",
+    "compile",
+    "tensor_parallel",
+    "data_efficiency",
+    "pipeline.stages",
+    "pipeline.partition",
+    "pipeline.seed_layers",
+    "comms_logger",
+    "aio.block_size",
+    "aio.queue_depth",
+    "aio.single_submit",
+    "aio.use_gds",
+    "bf16.enabled",
+    "bf16.immediate_grad_update",
+    "bf16.check_grad_overflow",
+    "bf16.bf16_master_weights_and_grads",
+    "bf16.bf16_optimizer_states",
+    "bf16.loss_scale",
+    "fp16",
+    "zero_optimization.stage",
+    "zero_optimization.contiguous_gradients",
+    "zero_optimization.reduce_scatter",
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.use_multi_rank_bucket_allreduce",
+    "zero_optimization.allgather_partitions",
+    "zero_optimization.allgather_bucket_size",
+    "zero_optimization.overlap_comm",
+    "zero_optimization.compute_grad_norm",
+    "zero_optimization.load_from_fp32_weights",
+    "zero_optimization.elastic_checkpoint",
+    "zero_optimization.sub_group_size",
+    "zero_optimization.ignore_unused_parameters",
+    "zero_optimization.legacy_stage1",
+    "zero_optimization.round_robin_gradients",
+    "zero_optimization.parameter_alignment",
+    "zero_optimization.memory_efficient_linear",
+    "zero_optimization.override_module_apply",
+    "zero_optimization.pipeline_loading_checkpoint",
+    "zero_optimization.log_trace_cache_warnings",
+    "zero_optimization.enable_sanity_checks",
+    "zero_optimization.save_muon_momentum_buffer_in_memory",
+    "zero_optimization.zero_hpz_partition_size",
+    "zero_optimization.zero_quantized_weights",
+    "zero_optimization.zero_quantized_nontrainable_weights",
+    "zero_optimization.zero_quantized_gradients",
+    "zero_optimization.zenflow",
+    "zero_optimization.leaf_module",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+    "zero_optimization.stage3_model_persistence_threshold",
+    "zero_optimization.stage3_max_live_parameters",
+    "zero_optimization.stage3_max_reuse_distance",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    "zero_optimization.stage3_module_granularity_threshold",
+    "zero_optimization.stage3_use_all_reduce_for_fetch_params",
+    "zero_optimization.stage3_allgather_sequential",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+    "zero_optimization.cpu_offload",
+    "zero_optimization.cpu_offload_param",
+    "zero_optimization.cpu_offload_use_pin_memory",
+    "activation_checkpointing.partition_activations",
+    "activation_checkpointing.cpu_checkpointing",
+    "flops_profiler",
+    "checkpoint.tag_validation",
+    "checkpoint.load_universal",
+    "checkpoint.use_node_local_storage",
+    "checkpoint.parallel_write.pipeline_stage",
+    "checkpoint.checkpoint_serialization",
+    "checkpoint.writer",
+    "tensorboard",
+    "csv_monitor",
+    "wandb",
+    "comet",
+    "nebula",
+    "compression_training",
+    "amp",
+    "quantize_training",
+    "sparse_gradients",
+    "eigenvalue",
+    "sparse_attention",
+    "elasticity",
+    "graph_harvesting",
+    "curriculum_learning",
+    "progressive_layer_drop",
+    "optimizer.type",
+    "optimizer.params",
+    "scheduler.type",
+    "scheduler.params",
+]
+
+
+@pytest.mark.parametrize("path", KNOWN)
+def test_every_key_of_deepspeed_has_an_answer(path: str) -> None:
+    assert path in dict(_answers(TOP))
+
+
+def test_every_answer_says_why() -> None:
+    for path, answer in _answers(TOP):
+        inner = answer.answer if isinstance(answer, Feature) else answer
+        match inner:
+            case NoEffect(why) | Refused(why):
+                assert why, path
+            case Honoured() | Section():
+                pass
+
+
+def test_json_with_comments_and_trailing_commas() -> None:
+    text = """{
+      // a line
+      "a": "http://not/a/comment, # nor this,]", # another
+      /* a
+         block */ "b": [1, 2,],
+    }"""
+    assert parse_text(text, "x.json") == {"a": "http://not/a/comment, # nor this,]", "b": [1, 2]}
+
+
+def test_syntax_errors_name_line_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text('{\n  // comment\n  "a": 1,\n  "b" 2\n}\n')
+    with pytest.raises(ConfigError) as caught:
+        load_config(str(path))
+    assert caught.value.what == f"{path}:4:7: not valid JSON: expecting ':' delimiter"
+
+
+def test_duplicate_keys() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_text('{"a": 1, "b": {"c": 1, "c": 2}, "a": 3}', "x.json")
+    assert caught.value.what == "Duplicate keys in DeepSpeed config: ['c', 'a']"
+
+
+def test_sources(tmp_path: Path) -> None:
+    raw = {"train_batch_size": 4}
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(raw))
+    encoded = base64.urlsafe_b64encode(json.dumps(raw).encode()).decode()
+    for source in (raw, str(path), path, encoded):
+        assert load_config(source).batch.train_batch_size == 4
+    with pytest.raises(ConfigError) as caught:
+        load_config("no/such/file.json")
+    assert caught.value.what == (
+        "Expected a string path to an existing deepspeed config, or a dictionary or a valid base64. "
+        "Received: no/such/file.json"
+    )
+
+
+def test_one_source_only() -> None:
+    args = argparse.Namespace(deepspeed_config="a.json")
+    assert choose_source(None, None, args) == "a.json"
+    assert choose_source(None, {"a": 1}, None) == {"a": 1}
+    with pytest.raises(ConfigError) as caught:
+        choose_source({}, None, args)
+    assert caught.value.what == (
+        "Not sure how to proceed, we were given deepspeed configs in the deepspeed arguments "
+        "and deepspeed.initialize() function call"
+    )
+    with pytest.raises(ConfigError) as caught:
+        choose_source(None, None, argparse.Namespace(deepspeed_config=None))
+    assert caught.value.what == "DeepSpeed requires --deepspeed_config to specify configuration file"
+
+
+def test_arguments_of_the_script() -> None:
+    parser = add_config_arguments(argparse.ArgumentParser())
+    args = parser.parse_args(["--deepspeed", "--deepspeed_config", "c.json"])
+    assert (args.deepspeed, args.deepspeed_config) == (True, "c.json")

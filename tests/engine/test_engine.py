@@ -1,0 +1,98 @@
+"""Single behaviours of the engine, on real ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rank_pool import RankPool
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        "nonfinite_steps_are_left_out",
+        "parameters_and_gradients_are_views",
+        "optimizer_state_is_replicated_at_stage_0",
+        "torch_schedulers_and_lr_edits_take_effect",
+        "client_optimizer_and_its_scheduler",
+        "two_losses_without_overlap",
+        "no_sync_leaves_everything_to_the_boundary",
+        "script_sets_the_boundary",
+        "progress_lines",
+        "training_data_is_shared_out",
+    ],
+)
+def test_on_one_rank_and_on_two(ranks: RankPool, world: int, behaviour: str) -> None:
+    ranks.run(world, "engine_cases", behaviour)
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    ["second_backward_after_averaging_is_an_error", "different_models_are_an_error_on_every_rank"],
+)
+def test_on_two_ranks(ranks: RankPool, behaviour: str) -> None:
+    ranks.run(2, "engine_cases", behaviour)
+
+
+def test_a_save_by_rank_0_alone_ends_in_seconds(
+    ranks: RankPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSLAUNCH_CHECKPOINT_TIMEOUT_S", "1")
+    ranks.close()  # the next ranks start with that variable
+    took_s = ranks.run(2, "engine_cases", "a_save_by_rank_0_alone_is_an_error", str(tmp_path))[0]
+    ranks.close()
+    assert isinstance(took_s, float)
+    assert took_s < 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def run_script(text: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    path = str(Path(__file__).parents[2] / "src")
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", text],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+TRAIN_ALONE = """
+import sys, torch
+import dslaunch.engine as deepspeed
+assert not torch.cuda.is_initialized()
+deepspeed.init_distributed()
+deepspeed.init_distributed()
+model = torch.nn.Linear(3, 1)
+engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
+    "train_batch_size": 4, "optimizer": {"type": "Adam"}})
+engine.backward(engine(torch.ones(4, 3)).mean()); engine.step()
+assert engine.in_features == 3 and engine.world_size == torch.distributed.get_world_size() == 1
+assert list(engine.state_dict()) == ["module.weight", "module.bias"]
+assert "torch._dynamo" not in sys.modules
+print("steps", engine.global_steps)
+"""
+
+
+def test_a_script_without_a_launcher_trains_alone() -> None:
+    done = run_script(TRAIN_ALONE)
+    assert (done.returncode, done.stdout) == (0, "steps 1\n"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "world 1 on cpu, 4 parameters in 1 buckets" in done.stderr
+
+
+def test_half_an_environment_names_what_is_missing() -> None:
+    done = run_script(
+        "import dslaunch.engine as d; d.init_distributed()", RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost"
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2:] == [
+        "dslaunch.engine.errors.EngineError: cannot join the job: LOCAL_RANK, MASTER_PORT not set in the "
+        "environment (RANK, WORLD_SIZE, MASTER_ADDR set)",
+        "hint: start the script with dslaunch, which sets all five; unset them all to train in one process",
+    ]
