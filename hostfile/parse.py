@@ -1,9 +1,10 @@
 """Text to Topology: DeepSpeed's hostfile, `worker-1 slots=4`, and what it could not say.
 
-    line    = [ address slots [ max_slots ] ] [ "#" comment ]      fields apart by blanks, in any order
+    line    = [ address slots [ max_slots ] [ python ] ] [ "#" comment ]    fields apart by blanks, any order
     address = [ user "@" ] ( name [ ":" port ] | ipv6 | "[" ipv6 "]" [ ":" port ] )
     slots   = "slots=" number
     max_slots = ( "max_slots=" | "max-slots=" ) number             as Open MPI writes it; not below slots
+    python  = "python=" absolute path                              ours: the host's interpreter
 
 A name may hold ranges: `worker-[0-63,70] slots=8` is 65 hosts. A byte order mark is skipped. What
 DeepSpeed reads wrongly in silence (`slots=2.5`, `slots=0`, words after the slots) is an error here.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dslaunch.hostfile.address import parse_address
 from dslaunch.hostfile.errors import HostfileError, TopologyError, quoted
@@ -71,28 +73,55 @@ def parse_hostfile(text: str, source: str) -> Topology:
 
 
 def _hosts_of_line(line: str) -> tuple[Host, ...]:
-    fields = line.partition("#")[0].split()
+    fields = _fields(line)
     if not fields:
         return ()
-    if fields[0].startswith(("slots=", "max_slots=", "max-slots=")):
+    if fields[0].startswith(("slots=", "max_slots=", "max-slots=", "python=")):
         raise TopologyError(f"no host before {quoted(fields[0])}", _LINE_HINT)
     addresses = [parse_address(name) for name in expand_names(fields[0])]
-    slots = tuple(range(_num_slots(fields[0], fields[1:])))
-    return tuple(Host(a.name, slots, user=a.user, port=a.port) for a in addresses)
+    options = _options(fields[0], fields[1:])
+    slots = tuple(range(options.num_slots))
+    return tuple(Host(a.name, slots, a.user, a.port, options.python) for a in addresses)
 
 
-def _num_slots(host: str, fields: Sequence[str]) -> int:
+def _fields(line: str) -> list[str]:
+    """The words of a line up to its comment. A '#' within a path belongs to the path."""
+    fields = []
+    for word in line.split():
+        if word.startswith("python="):
+            fields.append(word)
+            continue
+        field, comment, _ = word.partition("#")
+        fields += [field] if field else []
+        if comment:
+            break
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What stands behind a host."""
+
+    num_slots: int
+    python: str | None
+
+
+def _options(host: str, fields: Sequence[str]) -> _Options:
     counts: dict[str, int] = {}
+    python: str | None = None
     for field in fields:
         key, equals, value = field.partition("=")
         key = key.replace("max-slots", "max_slots")  # Open MPI takes both spellings
-        if not equals or key not in ("slots", "max_slots"):
+        if not equals or key not in ("slots", "max_slots", "python"):
             raise TopologyError(
                 f"expects slots=N after the host, but got {quoted(field)}", _field_hint(field)
             )
-        if key in counts:
+        if key in counts or (key == "python" and python is not None):
             raise TopologyError(f"{key}= given twice", f"{_LINE_HINT}, with one host a line")
-        counts[key] = _count(key, value)
+        if key == "python":
+            python = _path(value)
+        else:
+            counts[key] = _count(key, value)
     if "slots" not in counts:
         raise TopologyError("missing slots=N", _missing_slots_hint(host, counts.get("max_slots")))
     if counts["slots"] > counts.get("max_slots", MAX_SLOTS):
@@ -100,7 +129,16 @@ def _num_slots(host: str, fields: Sequence[str]) -> int:
             f"slots={counts['slots']} is above max_slots={counts['max_slots']}",
             "lower slots= or raise max_slots=",
         )
-    return counts["slots"]
+    return _Options(counts["slots"], python)
+
+
+def _path(value: str) -> str:
+    if not value.startswith("/") or not value.isprintable():
+        raise TopologyError(
+            f"expects an absolute path after python=, but got {quoted(value)}",
+            "write the interpreter's full path, without blanks: python=/opt/venv/bin/python",
+        )
+    return value
 
 
 def _count(key: str, value: str) -> int:

@@ -11,13 +11,15 @@ class Host:
     """One machine of a hostfile.
 
     `slots` are device indices on that machine, in the order their ranks take them.
-    `user` and `port` are None where the SSH configuration decides.
+    `user` and `port` are None where the SSH configuration decides, `python` (the absolute path of its
+    interpreter) where the host has the launcher's.
     """
 
     name: str
     slots: tuple[int, ...]
     user: str | None = None
     port: int | None = None
+    python: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def test_reads_what_deepspeed_reads_right(text: str) -> None:
         "w0 slots=4 max_slots=8\n",
         "w0 slots=4 max-slots=4\n",
         "w0 max_slots=8 slots=4\n",
+        "w0 slots=4 #python=/a\n",
     ],
 )
 def test_reads_what_deepspeed_reads_wrong_or_refuses(text: str) -> None:
@@ -105,6 +106,19 @@ def test_ranges(address: str, names: list[str]) -> None:
     assert all(host.slots == slots(8) for host in topology)
 
 
+@pytest.mark.parametrize(
+    ("fields", "python"),
+    [
+        ("slots=4 python=/opt/venv/bin/python", "/opt/venv/bin/python"),
+        ("python=/p slots=4", "/p"),
+        ("slots=4 python=/p # a comment", "/p"),
+        ("slots=4 python=/a#b=c/'$x\u00e9\"/python3.12", "/a#b=c/'$x\u00e9\"/python3.12"),
+    ],
+)
+def test_a_host_may_have_an_interpreter_of_its_own(fields: str, python: str) -> None:
+    assert parse_hostfile(f"w0 {fields}", "hf").hosts == (Host("w0", slots(4), python=python),)
+
+
 def test_a_range_keeps_user_and_port() -> None:
     topology = parse_hostfile("me@w[0-1]:2222 slots=1", "hf")
     assert topology.hosts == (Host("w0", (0,), "me", 2222), Host("w1", (0,), "me", 2222))
@@ -115,6 +129,7 @@ NAME = "a host name holds letters, digits, '.', '-' and '_', and does not begin 
 PORT = "host:port takes an SSH port from 1 to 65535; slots are written apart, as in: worker-1 slots=4"
 RANGE = "a range reads worker-[0-3,7]: numbers and low-high pairs with ',' between them"
 IPV6 = "write an IPv6 address bare, ::1, or with a port, [::1]:22"
+PYTHON = "write the interpreter's full path, without blanks: python=/opt/venv/bin/python"
 USER = "user@host takes a user of letters, digits, '.', '-' and '_'; or leave the user to ~/.ssh/config"
 TWICE = "list a host once, with all of its slots; what needs another port or user needs its own name"
 
@@ -176,6 +191,17 @@ TWICE = "list a host once, with all of its slots; what needs another port or use
             f"{LINE}, with one host a line and comments after '#'",
         ),
         ("slots=4", "no host before 'slots=4'", LINE),
+        ("python=/p slots=4", "no host before 'python=/p'", LINE),
+        ("w0 slots=4 python=", "expects an absolute path after python=, but got ''", PYTHON),
+        ("w0 slots=4 python=python3", "expects an absolute path after python=, but got 'python3'", PYTHON),
+        (
+            "w0 slots=4 python=~/bin/python",
+            "expects an absolute path after python=, but got '~/bin/python'",
+            PYTHON,
+        ),
+        ("w0 slots=4 python=/a\x00b", "expects an absolute path after python=, but got '/a\\x00b'", PYTHON),
+        ("w0 slots=4 python=/a python=/a", "python= given twice", f"{LINE}, with one host a line"),
+        ("w0 python=/a", "missing slots=N", "write how many devices to use: w0 slots=4"),
         # host names, above all those that ssh or a shell would take for something else
         ("-oProxyCommand=x slots=4", "host '-oProxyCommand=x' looks like an option", NAME),
         ("-w0 slots=4", "host '-w0' looks like an option", NAME),

@@ -28,16 +28,17 @@ ipv6 = st.integers(0, 2**128 - 1).map(lambda number: str(ipaddress.IPv6Address(n
 users = st.none() | st.from_regex(r"[a-z_][a-z0-9_.-]{0,5}", fullmatch=True)
 ports = st.none() | st.integers(1, 65535)
 hosts = st.builds(
-    lambda name, num_slots, user, port: Host(name, tuple(range(num_slots)), user, port),
+    lambda name, num_slots, user, port, python: Host(name, tuple(range(num_slots)), user, port, python),
     names | ipv6,
     st.integers(1, 16),
     users,
     ports,
+    st.none() | st.from_regex(r"/[!-~\u00e4]{0,8}", fullmatch=True),
 )
 topologies = st.lists(hosts, min_size=1, max_size=6, unique_by=lambda host: host.name.lower()).map(
     lambda chosen: Topology(tuple(chosen))
 )
-grammar_text = st.text("w01-[],:@=#.;$%slotmax_ \t\r\n\ufeff", max_size=60)
+grammar_text = st.text("w01-[],:@=#.;$%slotmax_pyhn/ \t\r\n\ufeff", max_size=60)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def printed(topology: Topology, how: Decoration) -> str:
             name = f"[{name}]"
         user = "" if host.user is None else f"{host.user}@"
         port = "" if host.port is None else f":{host.port}"
-        lines.append(f"{user}{name}{port}{how.blanks}slots={len(host.slots)}{how.comment}")
+        python = "" if host.python is None else f"python={host.python}{how.blanks}"
+        lines.append(f"{user}{name}{port}{how.blanks}{python}slots={len(host.slots)}{how.comment}")
     return how.mark + how.line_end.join(lines)
 
 
