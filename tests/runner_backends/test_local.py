@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from dslaunch.hostfile import Host
+from dslaunch.runner_backends.child import Child
 from dslaunch.runner_backends.command import NodeCommand
 from dslaunch.runner_backends.errors import BackendError
-from dslaunch.runner_backends.local import LocalBackend, LocalSession
+from dslaunch.runner_backends.local import LocalBackend
 
 HERE = Host("worker-0", (0,))
 
@@ -76,7 +77,7 @@ def test_nul() -> None:
     )
 
 
-async def first_chunk(session: LocalSession) -> bytes:
+async def first_chunk(session: Child) -> bytes:
     return await anext(session.output())
 
 
