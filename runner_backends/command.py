@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,6 +107,9 @@ class GroupBackend(Protocol):
 
     def tool_argv(self, command: GroupCommand) -> tuple[str, ...]:
         """The exact command line of the tool, for the dry run. Pure."""
+
+    def tool_environment(self, command: GroupCommand) -> Mapping[str, str]:
+        """The variables set for the tool beside those of this process, for the dry run."""
 
     async def start(self, command: GroupCommand) -> Group:
         """Run the tool. Raises BackendError where it is missing or refuses the command."""
