@@ -36,7 +36,9 @@ LOSS_BOUND = 3.0
 # cores then wait for each other more than they compute. It travels in an env file, as .deepspeed_env does.
 ENV_FILE = "OMP_NUM_THREADS=1\n"
 
-_MEETING = re.compile(r"dslaunch: .* \(hosts answered after ([\d.]+) s, ranks started after ([\d.]+) s\)")
+_MEETING = re.compile(
+    r"dslaunch: (.*) meet at \S+ \(hosts answered after ([\d.]+) s, ranks started after ([\d.]+) s\)"
+)
 _STEP = re.compile(r"\bstep (\d+)/\d+  loss (\S+)  ([\d,]+) tokens/s")
 _VALIDATION = re.compile(r"\bvalidation loss (\S+)")
 _ENGINE = re.compile(r"\bengine: (.+)")
@@ -44,6 +46,13 @@ _ENGINE = re.compile(r"\bengine: (.+)")
 
 class DemoError(Exception):
     """What did not come out as it should."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,56 +64,45 @@ class StepLine:
     tokens_per_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The launcher's line that all ranks have started. Its own two times count from its main()."""
+
+    world: str
+    at_s: float
+    hosts_answered_s: float
+    ranks_started_s: float
+
+
 @dataclass(slots=True)
 class Watch:
     """What the lines of one training run tell, and when they came: seconds from the start of the command."""
 
-    hosts_answered_s: float | None = None
-    ranks_started_s: float | None = None
-    meeting_line_s: float | None = None
-    first_rank_line_s: float | None = None
-    first_step_s: float | None = None
+    meeting: Meeting | None = None
+    first_rank_line_s: float = 0.0
+    first_step_s: float = 0.0
     end_s: float = 0.0
     engine: str = ""
     steps: list[StepLine] = field(default_factory=list)
-    validation_loss: float | None = None
+    validation_loss: float = float("nan")
     resumed: bool = False
 
     def see(self, line: str, at_s: float) -> None:
         """Take note of one line of the job's output."""
         self.end_s = at_s
+        if not line.startswith("dslaunch: "):
+            self.first_rank_line_s = self.first_rank_line_s or at_s
         if found := _MEETING.match(line):
-            self.meeting_line_s = at_s
-            self.hosts_answered_s, self.ranks_started_s = float(found[1]), float(found[2])
-        elif not line.startswith("dslaunch: ") and self.first_rank_line_s is None:
-            self.first_rank_line_s = at_s
-        if found := _STEP.search(line):
+            self.meeting = Meeting(found[1], at_s, float(found[2]), float(found[3]))
+        elif found := _STEP.search(line):
             self.steps.append(StepLine(int(found[1]), float(found[2]), float(found[3].replace(",", ""))))
             self.first_step_s = self.first_step_s or at_s
         elif found := _VALIDATION.search(line):
             self.validation_loss = float(found[1])
         elif found := _ENGINE.search(line):
             self.engine = found[1]
-        self.resumed = self.resumed or "resumed from" in line
-
-    def phases(self) -> list[tuple[str, float]]:
-        """The phases of the start, each with the second at which it was over."""
-        if None in (self.meeting_line_s, self.hosts_answered_s, self.ranks_started_s, self.first_step_s):
-            raise DemoError("the job did not say how its start went")
-        assert self.meeting_line_s is not None
-        assert self.hosts_answered_s is not None
-        assert self.ranks_started_s is not None
-        assert self.first_rank_line_s is not None
-        assert self.first_step_s is not None
-        # The launcher's clock starts with its main(): what came before is the interpreter and its imports.
-        before_main_s = max(0.0, self.meeting_line_s - self.ranks_started_s)
-        return [
-            ("launcher started", before_main_s),
-            ("hosts answered", before_main_s + self.hosts_answered_s),
-            ("ranks started", before_main_s + self.ranks_started_s),
-            ("first line of a rank", self.first_rank_line_s),
-            ("first step", self.first_step_s),
-        ]
+        elif "resumed from" in line:
+            self.resumed = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +119,9 @@ class Cluster:
 
 def main() -> int:
     os.chdir(ROOT)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     slots = _gpu_slots()
     try:
         with tempfile.TemporaryDirectory(prefix="dslaunch-demo-") as folder:
@@ -132,9 +131,9 @@ def main() -> int:
     except DemoError as error:
         print(f"\nerror: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except Interrupted as interrupted:
         print("\nstopped; nothing is left running", file=sys.stderr)
-        return 130
+        return 128 + interrupted.number
     return 0
 
 
@@ -187,12 +186,12 @@ def _train(cluster: Cluster, *arguments: str) -> Watch:
             try:
                 process.send_signal(signal.SIGINT)
                 _follow(process, Watch(), start)
-            except KeyboardInterrupt:
+            except Interrupted:
                 continue  # another one for the job
     if process.returncode != 0:
         raise DemoError(f"the training job exited with {process.returncode}")
-    if not watch.steps:
-        raise DemoError("the training job printed no step")
+    if not watch.steps or watch.meeting is None:
+        raise DemoError("the training job did not say how it went")
     return watch
 
 
@@ -240,9 +239,11 @@ def _share_out(slots: Sequence[int], names: Sequence[str]) -> str:
 
 
 def _summarize(trained: Watch, resumed: Watch, took_s: float) -> None:
+    assert trained.meeting is not None
     _title("Summary")
     first, last = trained.steps[0], trained.steps[-1]
     speed = statistics.median(line.tokens_per_s for line in trained.steps[1:])
+    print(f"world       {trained.meeting.world}")
     print(f"engine      {trained.engine}")
     print(f"loss        {first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step}")
     print(f"            {trained.validation_loss:.3f} on files the model has not seen")
@@ -251,10 +252,23 @@ def _summarize(trained: Watch, resumed: Watch, took_s: float) -> None:
     print(f"resumed     step {resumed.steps[0].step} at loss {resumed.steps[0].loss:.3f}")
     print("start       phase                   took      at")
     before_s = 0.0
-    for name, over_s in trained.phases():
-        print(f"            {name:<20} {over_s - before_s:5.2f} s {over_s:6.2f} s")
+    for name, over_s in _phases(trained, trained.meeting):
+        print(f"            {name:<20} {max(0.0, over_s - before_s):5.2f} s {over_s:6.2f} s")
         before_s = over_s
     print(f"job         {trained.end_s:.1f} s; the whole demo {took_s:.1f} s")
+
+
+def _phases(watch: Watch, meeting: Meeting) -> list[tuple[str, float]]:
+    """The phases of the start, each with the second at which it was over."""
+    # What came before the launcher's main() is the interpreter and its imports.
+    before_main_s = max(0.0, meeting.at_s - meeting.ranks_started_s)
+    return [
+        ("launcher started", before_main_s),
+        ("hosts answered", before_main_s + meeting.hosts_answered_s),
+        ("ranks started", before_main_s + meeting.ranks_started_s),
+        ("first line of a rank", watch.first_rank_line_s),
+        ("first step", watch.first_step_s),
+    ]
 
 
 def _title(text: str) -> None:
@@ -266,7 +280,7 @@ def _show(command: Sequence[str]) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+    raise Interrupted(number)
 
 
 if __name__ == "__main__":
