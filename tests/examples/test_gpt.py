@@ -18,7 +18,7 @@ DSLAUNCH = Path(sys.executable).parent / "dslaunch"
 SMALL = ("--dim", "32", "--num_layers", "1", "--num_heads", "2", "--context", "32", "--log_every", "1")
 NUM_STEPS, NUM_STEPS_BEFORE_STOP = 40, 30
 TOLERANCE = 0.01
-"""Nats, of losses from 5.6 to 3.6. Measured: 0.0001; other CPUs may sum the bf16 gradients in another order."""
+"""Nats, of losses from 5.6 to 3.6. Measured: 0.0001; other CPUs may sum bf16 gradients in another order."""
 
 
 @dataclass(frozen=True)
