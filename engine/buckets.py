@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dslaunch.engine.errors import EngineError
 from dslaunch.engine.layout import BucketSpec, Layout
 
 
@@ -76,6 +77,14 @@ class Bucket:
         """`adopt_gradient` of every member."""
         for index in range(len(self.members)):
             self.adopt_gradient(index)
+
+    def check_in_place(self) -> None:
+        """EngineError if the module was cast or moved, which takes the parameters out of the bucket."""
+        if self.members[0].untyped_storage().data_ptr() != self.params.untyped_storage().data_ptr():
+            raise EngineError(
+                f"parameter {self.spec.slots[0].name} has left its flat buffer",
+                "do not move, cast or reassign parameters after initialize",
+            )
 
     def clear_gradients(self) -> None:
         """Zero the gradients [P] and point every member's `.grad` at its view again."""

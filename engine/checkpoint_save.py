@@ -13,6 +13,7 @@ import torch
 
 from dslaunch.engine import checkpoint_files as files
 from dslaunch.engine import checkpoint_manifest as manifests
+from dslaunch.engine import log
 from dslaunch.engine.checkpoint_files import FileSum
 from dslaunch.engine.checkpoint_manifest import Counters, Manifest
 from dslaunch.engine.errors import CheckpointError
@@ -46,6 +47,8 @@ def save(engine: Engine, request: SaveRequest) -> None:
     """
     ranks = Ranks(engine.world, engine.control)
     ranks.enter("save_checkpoint")
+    if engine.micro_steps % engine.batch_sizes.accumulation:
+        log.warn(engine.global_rank, "saving between accumulation steps: the gradients so far are not saved")
     tags = ranks.gather(request.tag)
     if len(set(tags)) > 1:
         raise CheckpointError(f"ranks save under different tags: {', '.join(tags)}", "pass the same tag")
@@ -68,6 +71,7 @@ def save(engine: Engine, request: SaveRequest) -> None:
 
 def write_files(engine: Engine, request: SaveRequest, directory: Path) -> dict[str, FileSum]:
     """Write this rank's files into `directory`; returns their checksums by name."""
+    directory.mkdir(parents=True, exist_ok=True)  # rank 0 has made it; this asks the file server anew
     written: dict[str, FileSum] = {}
     optimizer = engine.optimizer
     if optimizer is not None and engine.global_rank < optimizer.sharding.num_shards:

@@ -91,6 +91,8 @@ def parse_config(raw: Mapping[str, object]) -> EngineConfig:
     """The config of a raw mapping; ConfigError on anything wrong or not supported."""
     reading = read(_without_bool_zero(_checked_precision(raw)), TOP)
     dtype = _dtype(reading)
+    grad_accum_dtype = _grad_accum_dtype(reading, dtype)
+    _check_communication(reading, grad_accum_dtype)
     return EngineConfig(
         batch=BatchRequest(
             *(cast("int | None", reading.values.get(name)) for name in BatchRequest.__dataclass_fields__)
@@ -99,7 +101,7 @@ def parse_config(raw: Mapping[str, object]) -> EngineConfig:
         optimizer=_optimizer(reading),
         scheduler=_scheduler(reading),
         dtype=dtype,
-        grad_accum_dtype=_grad_accum_dtype(reading, dtype),
+        grad_accum_dtype=grad_accum_dtype,
         check_grad_overflow=reading.get("bf16.check_grad_overflow", bool, True),
         gradient_clipping=_gradient_clipping(reading),
         steps_per_print=_steps_per_print(reading),
@@ -173,14 +175,7 @@ def _typed(reading: Reading, name: str) -> tuple[str, Mapping[str, object]] | No
 
 
 def _dtype(reading: Reading) -> DtypeName:
-    dtype: DtypeName = "bf16" if reading.get("bf16.enabled", bool, False) else "fp32"
-    named = _dtype_name(reading, "communication_data_type")
-    if named not in (None, dtype):
-        raise ConfigError(
-            f"communication_data_type: {named} is refused: gradients travel in their accumulation dtype",
-            "set data_types.grad_accum_dtype",
-        )
-    return dtype
+    return "bf16" if reading.get("bf16.enabled", bool, False) else "fp32"
 
 
 def _grad_accum_dtype(reading: Reading, dtype: DtypeName) -> DtypeName:
@@ -192,6 +187,15 @@ def _grad_accum_dtype(reading: Reading, dtype: DtypeName) -> DtypeName:
             f"data_types.grad_accum_dtype: {named} is not supported with {dtype} parameters", "write fp32"
         )
     return named
+
+
+def _check_communication(reading: Reading, grad_accum_dtype: DtypeName) -> None:
+    named = _dtype_name(reading, "communication_data_type")
+    if named not in (None, grad_accum_dtype):
+        raise ConfigError(
+            f"communication_data_type: {named} is refused: gradients travel in their accumulation dtype",
+            f"remove it ({grad_accum_dtype} is used), or set data_types.grad_accum_dtype",
+        )
 
 
 def _dtype_name(reading: Reading, path: str) -> DtypeName | Literal["fp16"] | None:

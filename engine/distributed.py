@@ -60,7 +60,7 @@ def init_distributed(
             "start the script with dslaunch, which sets all five; unset them all to train in one process",
         )
     if torch.cuda.is_available():
-        torch.cuda.set_device(device_of(int(os.environ["LOCAL_RANK"])))
+        torch.cuda.set_device(_gpu(int(os.environ["LOCAL_RANK"])))
     dist.init_process_group(backend, init_method=init_method or "env://", timeout=limit)
 
 
@@ -83,10 +83,20 @@ def current_world() -> World:
     return World(size, rank, int(os.environ.get("LOCAL_RANK") or 0), source)
 
 
-def device_of(local_rank: int) -> torch.device:
-    """The device this rank trains on: its GPU where there is CUDA, else the CPU."""
+def use_device(world: World) -> torch.device:
+    """The device this rank trains on, made the current one: a GPU where there is CUDA, else the CPU.
+
+    That is GPU LOCAL_RANK, or whichever the script has chosen where no launcher has set LOCAL_RANK.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    named = bool(os.environ.get("LOCAL_RANK"))
+    device = _gpu(world.local_rank if named else torch.cuda.current_device())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _gpu(local_rank: int) -> torch.device:
     num_devices = torch.cuda.device_count()
     if local_rank >= num_devices:
         raise EngineError(

@@ -15,7 +15,7 @@ from dslaunch.engine.buckets import Bucket, Sharding, build_buckets
 from dslaunch.engine.config import EngineConfig, load_config
 from dslaunch.engine.config_source import ConfigInput, choose_source
 from dslaunch.engine.dataloader import TrainingDataLoader
-from dslaunch.engine.distributed import control_group, current_world, device_of, init_distributed
+from dslaunch.engine.distributed import control_group, current_world, init_distributed, use_device
 from dslaunch.engine.engine import Engine, EngineParts
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.layout import Layout, ParamSpec, plan_layout
@@ -79,7 +79,7 @@ def initialize(
     world = current_world()
     batch = resolve_batch(settings.batch, world)
     plan = plan_groups(settings.optimizer, optimizer, model_parameters, model)
-    device = device_of(world.local_rank)
+    device = use_device(world)
     _place(model, settings, device)
     wrapped = None if plan is None else _build_optimizer(model, plan, settings, world)
     _synchronize(model, [] if wrapped is None else wrapped.buckets, world)
@@ -129,10 +129,9 @@ def _build_optimizer(
 ) -> ShardedAdamW:
     named = dict(model.named_parameters())
     layout = _layout(named, plan.groups, settings, world)
-    sharded = settings.zero.stage >= 1
-    sharding = Sharding(layout.num_shards, world.rank if sharded else 0)
+    sharding = Sharding(layout.num_shards, world.rank if layout.num_shards > 1 else 0)
     buckets = build_buckets(layout, named, sharding, _DTYPES[settings.grad_accum_dtype])
-    reducer = Reducer(buckets, world.size, sharded, settings.zero.overlap_comm)
+    reducer = Reducer(buckets, sharding, world.size, settings.zero.overlap_comm)
     policy = StepPolicy(settings.gradient_clipping, settings.check_grad_overflow)
     return ShardedAdamW(plan.groups, buckets, sharding, reducer, policy)
 
@@ -141,6 +140,14 @@ def _layout(
     named: dict[str, torch.nn.Parameter], groups: list[ParamGroup], settings: EngineConfig, world: World
 ) -> Layout:
     group_of: dict[int, int] = {}
+    homes: dict[int, str] = {}
+    for name, param in named.items():
+        other = homes.setdefault(param.data_ptr(), name) if param.numel() else name
+        if other != name:
+            raise EngineError(
+                f"parameters {other} and {name} share their memory but are two Parameter objects",
+                "tie them by assigning the same Parameter to both modules",
+            )
     for number, group in enumerate(groups):
         for param in group["params"]:  # type: ignore[attr-defined]
             if id(param) in group_of:

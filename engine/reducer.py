@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from dslaunch.engine import collectives
-from dslaunch.engine.buckets import Bucket
+from dslaunch.engine.buckets import Bucket, Sharding
 from dslaunch.engine.collectives import Pending
 from dslaunch.engine.errors import EngineError
 
@@ -23,11 +23,11 @@ class Reducer:
     `finish`.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], num_ranks: int, sharded: bool, overlap: bool) -> None:
+    def __init__(self, buckets: Sequence[Bucket], sharding: Sharding, num_ranks: int, overlap: bool) -> None:
         self.armed = False  # the engine sets it: the next backward is the last of this optimizer step
         self._buckets = buckets
         self._num_ranks = num_ranks
-        self._sharded = sharded
+        self._sharded = sharding.num_shards > 1
         self._overlap = overlap and num_ranks > 1
         self._missing = [len(bucket.members) for bucket in buckets]
         self._in_flight: list[Pending] = []  # of buckets [0, len)
@@ -47,6 +47,8 @@ class Reducer:
 
     def finish(self) -> None:
         """Average everything that is left and wait for all of it; then `Bucket.grad_shard` holds the mean."""
+        for bucket in self._buckets:
+            bucket.check_in_place()
         for bucket in self._buckets[len(self._in_flight) :]:
             bucket.adopt_gradients()
             if self._num_ranks > 1:

@@ -69,7 +69,7 @@ def _adamw_chunk(shard: AdamWShard, s: AdamWStep, grad_scale: torch.Tensor | Non
     g = shard.grad.float()
     if grad_scale is not None:
         g = g * grad_scale
-    if s.decoupled:
+    if s.decoupled and s.weight_decay:
         theta.mul_(1 - s.lr * s.weight_decay)
     elif s.weight_decay:
         g = g.add(theta, alpha=s.weight_decay)

@@ -47,7 +47,9 @@ def train(engine: deepspeed.Engine, num_steps: int, seed: int) -> list[float]:
     for _ in range(num_steps * 2):
         half = torch.randn(GLOBAL_BATCH // 2, FEATURES, generator=generator).to(dtype)
         size = len(half) // engine.world_size
-        x = half[engine.global_rank * size : (engine.global_rank + 1) * size]
+        x = half.to(next(engine.parameters()).device)[
+            engine.global_rank * size : (engine.global_rank + 1) * size
+        ]
         loss = (engine(x, 0).float() - x.float().square()).square().mean()
         engine.backward(loss)
         engine.step()

@@ -150,6 +150,41 @@ def client_optimizer_and_its_scheduler() -> None:
     assert engine.get_lr() == pytest.approx([0.002])
 
 
+def a_cast_after_initialize_is_an_error() -> None:
+    engine = engine_of()
+    micro_step(engine)
+    engine.to("cpu")  # changes nothing
+    micro_step(engine)
+    engine.double()
+    with pytest.raises(deepspeed.EngineError, match=r"parameter 2\.bias has left its flat buffer"):
+        engine.step()
+
+
+def parameters_that_share_memory_are_refused() -> None:
+    model = net()
+    twin = torch.nn.Parameter(model[0].weight.data)  # type: ignore[index,union-attr]
+    model.register_parameter("twin", twin)
+    with pytest.raises(deepspeed.EngineError, match=r"parameters twin and 0\.weight share their memory"):
+        deepspeed.initialize(model=model, config=config())
+
+
+def bf16_parameters_need_the_config_to_say_so() -> None:
+    with pytest.raises(
+        deepspeed.EngineError, match=r"0\.weight is torch\.bfloat16, but the config trains in fp32"
+    ):
+        deepspeed.initialize(model=net().bfloat16(), config=config())
+
+
+def without_an_optimizer_the_engine_evaluates() -> None:
+    plain = {key: value for key, value in config().items() if key != "optimizer"}
+    engine, optimizer, loader, scheduler = deepspeed.initialize(model=net(), config=plain)
+    assert (optimizer, loader, scheduler) == (None, None, None)
+    loss = engine(torch.ones(2, 4)).mean()
+    for call in (lambda: engine.backward(loss), engine.step):
+        with pytest.raises(deepspeed.EngineError, match="must provide optimizer during init"):
+            call()
+
+
 def second_backward_after_averaging_is_an_error() -> None:
     engine = engine_of()
     x = torch.randn(2, 4)

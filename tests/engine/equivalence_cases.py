@@ -212,14 +212,14 @@ def ranks_agree(engine: deepspeed.Engine) -> bool:
     return rounded and all(torch.equal(a, b) for other in everyone for a, b in zip(mine, other, strict=True))
 
 
-def run(cases: list[Case], seed: int) -> dict[str, dict[str, float]]:
+def run(cases: list[Case], seed: int, device: str = "cpu") -> dict[str, dict[str, float]]:
     """Distances between engine and loop by case: losses, norms, masters (mean and max over elements)."""
     world, rank = dist.get_world_size(), dist.get_rank()
     results: dict[str, dict[str, float]] = {}
     for number, case in enumerate(cases):
         torch.manual_seed(seed + number)
-        model = Net(case.model)
-        data = torch.randn(NUM_STEPS, GLOBAL_BATCH, FEATURES)
+        model = Net(case.model).to(device)
+        data = torch.randn(NUM_STEPS, GLOBAL_BATCH, FEATURES).to(device)
         plain = train_plainly(copy.deepcopy(model), case, data, world)
         if rank != 0:  # only rank 0's parameters count
             with torch.no_grad():

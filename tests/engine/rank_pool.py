@@ -52,7 +52,9 @@ class RankPool:
         self._workers = []
 
     def _start(self, world: int) -> None:
-        environ = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parents[1] / "src"))
+        environ = dict(
+            os.environ, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", PYTHONPATH=str(HERE.parents[1] / "src")
+        )
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environ.pop(name, None)
         while len(self._workers) < world:

@@ -139,7 +139,12 @@ def test_killed_at_any_moment_a_whole_checkpoint_is_left(ranks: RankPool, tmp_pa
     for after in (1, 4, 7):  # saves over one and the same tag
         process = subprocess.Popen(
             [sys.executable, "-c", SAVE_FOREVER, str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",
+            },
             stdout=subprocess.PIPE,
             text=True,
         )

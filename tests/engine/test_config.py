@@ -157,7 +157,7 @@ GOLDEN = [
     (
         {"communication_data_type": "fp16"},
         "communication_data_type: fp16 is refused: gradients travel in their accumulation dtype",
-        "set data_types.grad_accum_dtype",
+        "remove it (fp32 is used), or set data_types.grad_accum_dtype",
     ),
     (
         {"optimizer": {"params": {"lr": 1}}},

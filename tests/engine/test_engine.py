@@ -23,6 +23,10 @@ from rank_pool import RankPool
         "no_sync_leaves_everything_to_the_boundary",
         "script_sets_the_boundary",
         "progress_lines",
+        "a_cast_after_initialize_is_an_error",
+        "parameters_that_share_memory_are_refused",
+        "bf16_parameters_need_the_config_to_say_so",
+        "without_an_optimizer_the_engine_evaluates",
         "training_data_is_shared_out",
     ],
 )
@@ -54,7 +58,13 @@ def run_script(text: str, **environ: str) -> subprocess.CompletedProcess[str]:
     path = str(Path(__file__).parents[2] / "src")
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", text],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environ},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            **environ,
+        },
         capture_output=True,
         text=True,
         timeout=60,
