@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from dslaunch.hostfile import fold_names
 from dslaunch.launcher import wire
 from dslaunch.launcher.console import Console
+from dslaunch.launcher.master import Meeting
 from dslaunch.launcher.plan import LaunchPlan
+from dslaunch.launcher.rank_lines import RankLines
 from dslaunch.launcher.report import report
-from dslaunch.launcher.streams import LineStream
-from dslaunch.launcher.supervise import Action, Begin, Finish, FromAgent, Input, Signal, Stop
+from dslaunch.launcher.run_folder import RunFolder
+from dslaunch.launcher.streams import Lines, RankStreams
+from dslaunch.launcher.supervise import Action, AgentClosed, Begin, Finish, FromAgent, Input, Signal, Stop
 from dslaunch.launcher.verdict import Interrupted, Verdict
 
-_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
+_PROGRESS_AFTER_S = 1.0
+_PLAIN_PROGRESS_EVERY_S = 10.0
+_CLEAR_LINE = "\r\x1b[K"
+
+Sink = Callable[[Lines], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How much the launcher says itself. Errors are always said."""
+
+    info: bool
+    debug: bool
 
 
 class Display:
-    """Rank lines to stdout and stderr, the launcher's own words to stderr."""
+    """Rank lines to their sinks, the launcher's own words to stderr."""
 
     def __init__(
         self,
@@ -26,43 +43,58 @@ class Display:
         plan: LaunchPlan,
         device: Callable[[int], str],
         *,
-        quiet: bool,
+        rank_lines: RankLines | None,
+        sinks: list[Sink],
+        words: Words,
+        folder: RunFolder | None,
         started_at: float,
     ) -> None:
-        """`started_at` is on the monotonic clock, in seconds."""
+        """`device(slot)` names a device; `sinks` get lines first; `started_at` is on the monotonic clock."""
         self._console = console
         self._plan = plan
         self._device = device
-        self._quiet = quiet
+        self._rank_lines = rank_lines
+        self._sinks = sinks
+        self._words = words
+        self._folder = folder
         self._started_at = started_at
         self._answered_s: float | None = None
+        self._interface = ""
         self._num_started = 0
-        self._streams: dict[tuple[int, int], LineStream] = {}
-        colour = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-        self._coloured = {fd for fd in (1, 2) if colour and os.isatty(fd)}
+        self._streams = RankStreams()
+        self._waiting_for = {node.node_rank: node.host for node in plan.launched}
+        self._is_terminal = os.isatty(2) and os.environ.get("TERM") != "dumb"
+        self._progress_at = started_at + _PROGRESS_AFTER_S
+        self._has_progress = False
 
-    def began(self, plan: LaunchPlan) -> None:
-        """The plan is final: its master address is known."""
+    def began(self, plan: LaunchPlan, meeting: Meeting) -> None:
+        """The plan is final: it is known where ranks meet."""
         self._plan = plan
         self._answered_s = time.monotonic() - self._started_at
+        self._clear_progress()
+        self._interface = meeting.interface
 
     def on_input(self, what: Input) -> None:
+        if self._folder is not None:
+            self._folder.write_input(what)
+        for lines in self._streams.feed(what):
+            for sink in self._sinks:
+                self._pour(sink, lines)
+            if self._rank_lines is not None:
+                self._rank_lines.show(lines)
         match what:
-            case FromAgent(node_rank, wire.Output(rank, stream, text)):
-                data = text.encode("utf-8", "surrogateescape")
-                if self._num_ranks == 1:
-                    self._pass_through(rank, stream, data)
-                else:
-                    self._show(node_rank, rank, stream, self._stream(rank, stream).feed(data))
-            case FromAgent(node_rank, wire.Exited(rank)):
-                for stream in (1, 2):
-                    self._show(node_rank, rank, stream, self._stream(rank, stream).end())
+            case FromAgent(node_rank, wire.Ready()) | AgentClosed(node_rank):
+                self._waiting_for.pop(node_rank, None)
             case FromAgent(_, wire.Dropped(rank, num_bytes)):
                 self._say(f"{num_bytes} bytes of rank {rank} were not shown: its host's link is too slow")
-            case FromAgent(_, wire.Started()):
+            case FromAgent(node_rank, wire.Started(rank, pid)):
+                self._debug(f"rank {rank} is pid {pid} on {self._plan.nodes[node_rank].host}")
                 self._num_started += 1
                 if self._num_started == self._num_ranks:
                     self._say(self._started())
+            case FromAgent(node_rank, wire.Goodbye(stuck)) if stuck:
+                host = self._plan.nodes[node_rank].host
+                self._warn(f"{host}: in uninterruptible sleep, cannot be ended: {', '.join(stuck)}")
             case _:
                 pass
 
@@ -75,49 +107,73 @@ class Display:
             case Begin() | Stop() | Signal():
                 pass
 
+    def on_tick(self) -> None:
+        """Some time has passed."""
+        if self._rank_lines is not None:
+            self._rank_lines.on_tick()
+        now = time.monotonic()
+        if self._answered_s is None and self._waiting_for and now >= self._progress_at:
+            self._progress_at = now + (0.5 if self._is_terminal else _PLAIN_PROGRESS_EVERY_S)
+            self._progress(now)
+
     @property
     def _num_ranks(self) -> int:
         return sum(len(node.ranks) for node in self._plan.launched)
+
+    def _progress(self, now: float) -> None:
+        num_nodes = len(self._plan.launched)
+        text = (
+            f"{num_nodes - len(self._waiting_for)}/{num_nodes} hosts answered, "
+            f"waiting for {fold_names(self._waiting_for.values())} {now - self._started_at:.0f} s"
+        )
+        if self._is_terminal and self._words.info:
+            self._console.write(2, f"{_CLEAR_LINE}dslaunch: {text}".encode())
+            self._has_progress = True
+        else:
+            self._say(text)
+
+    def _clear_progress(self) -> None:
+        if self._has_progress:
+            self._console.write(2, _CLEAR_LINE.encode())
+            self._has_progress = False
 
     def _started(self) -> str:
         num_hosts = len(self._plan.launched)
         hosts = "1 host" if num_hosts == 1 else f"{num_hosts} hosts"
         ranks = "1 rank" if self._num_ranks == 1 else f"{self._num_ranks} ranks"
+        over = f" over {self._interface}, named to NCCL and gloo where unset" if self._interface else ""
         return (
-            f"{ranks} on {hosts} meet at {self._plan.master.addr}:{self._plan.master.port} "
+            f"{ranks} on {hosts} meet at {self._plan.master.addr}:{self._plan.master.port}{over} "
             f"(hosts answered after {self._answered_s:.2f} s, "
             f"ranks started after {time.monotonic() - self._started_at:.2f} s)"
         )
 
-    def _stream(self, rank: int, stream: int) -> LineStream:
-        return self._streams.setdefault((rank, stream), LineStream())
-
-    def _pass_through(self, rank: int, stream: int, data: bytes) -> None:
-        """A single rank owns the terminal: what it writes is shown as it is, progress bars included."""
-        for _ in self._stream(rank, stream).feed(data):
-            pass
-        self._console.write_lines(stream, data)
-
-    def _show(self, node_rank: int, rank: int, stream: int, lines: Iterable[bytes]) -> None:
-        shown = list(lines)
-        if shown and self._num_ranks > 1:
-            prefix = self._prefix(node_rank, rank, stream)
-            self._console.write_lines(stream, b"".join(prefix + line + b"\n" for line in shown))
-
-    def _prefix(self, node_rank: int, rank: int, stream: int) -> bytes:
-        prefix = f"[{self._plan.nodes[node_rank].host}:{rank}]"
-        if stream in self._coloured:
-            prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
-        return f"{prefix} ".encode()
+    def _pour(self, sink: Sink, lines: Lines) -> None:
+        """A full disk must not end the job: say it once and go on without the file."""
+        try:
+            sink(lines)
+        except OSError as error:
+            self._sinks.remove(sink)
+            self._warn(f"logs are written no more: {error}")
 
     def _finish(self, verdict: Verdict) -> None:
-        for line in report(verdict, self._plan, self._device, self._tail):
-            self._console.write(2, f"dslaunch: {line}\n".encode("utf-8", "surrogateescape"))
-
-    def _tail(self, rank: int) -> Sequence[str]:
-        lines = self._stream(rank, 2).tail or self._stream(rank, 1).tail
-        return [line.decode("utf-8", "replace") for line in lines]
+        self._clear_progress()
+        if self._rank_lines is not None:
+            self._rank_lines.flush()
+        words = report(verdict, self._plan, self._device, self._streams.tail)
+        for line in words:
+            self._warn(line)
+        if self._folder is not None:
+            self._folder.write_verdict(verdict, words)
 
     def _say(self, text: str) -> None:
-        if not self._quiet:
-            self._console.write(2, f"dslaunch: {text}\n".encode("utf-8", "surrogateescape"))
+        if self._words.info:
+            self._warn(text)
+
+    def _debug(self, text: str) -> None:
+        if self._words.debug:
+            self._warn(text)
+
+    def _warn(self, text: str) -> None:
+        self._clear_progress()
+        self._console.write(2, f"dslaunch: {text}\n".encode("utf-8", "surrogateescape"))

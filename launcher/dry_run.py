@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 
+from dslaunch.launcher.environment import masked
+from dslaunch.launcher.fleets import agent_commands
 from dslaunch.launcher.plan import LaunchPlan, Resolved, device_name
-from dslaunch.launcher.render import agent_zip, node_command
+from dslaunch.launcher.request import LaunchRequest
 
 _PIPE_WIDTH = 1000
 """Columns of a table that no terminal shows: one line a rank, for grep."""
@@ -15,7 +18,7 @@ _PIPE_WIDTH = 1000
 
 def plan_as_json(resolved: Resolved, plan: LaunchPlan) -> str:
     """The documented format; see docs/dry-run.md."""
-    archive = agent_zip()
+    commands = agent_commands(resolved, plan)
     record = {
         "world_size": plan.world_size,
         "master_addr": plan.master.addr,
@@ -25,24 +28,36 @@ def plan_as_json(resolved: Resolved, plan: LaunchPlan) -> str:
             {
                 "node_rank": node.node_rank,
                 "host": node.host,
-                "env": dict(node.env),
-                "argv": list(node_command(host, resolved.python, plan.master.port, archive).argv),
+                "env": _masked(node.env),
+                "argv": list(commands[node.node_rank]),
                 "ranks": [
                     {
                         "rank": rank.rank,
                         "local_rank": rank.local_rank,
                         "slot": rank.slot,
-                        "env": dict(rank.env),
+                        "env": _masked(rank.env),
                         "argv": list(rank.argv),
                     }
                     for rank in node.ranks
                 ],
             }
-            for node, host in zip(plan.nodes, resolved.topology, strict=True)
+            for node in plan.nodes
         ],
-        "forwarded": dict(resolved.forwarded.variables),
+        "forwarded": _masked(resolved.forwarded.variables),
     }
     return json.dumps(record, indent=2)
+
+
+def _masked(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: masked(name, value) for name, value in variables.items()}
+
+
+def request_as_yaml(request: LaunchRequest) -> str:
+    """The command line as a job file."""
+    from dslaunch.launcher.cli import COMMAND
+    from dslaunch.launcher.job_file import write_job
+
+    return write_job(request, COMMAND)
 
 
 def print_table(resolved: Resolved, plan: LaunchPlan) -> None:
@@ -68,13 +83,14 @@ def print_table(resolved: Resolved, plan: LaunchPlan) -> None:
 
 
 def _notes(resolved: Resolved, plan: LaunchPlan) -> list[str]:
-    asked = plan.backend == "ssh" and len(plan.nodes) > 1 and resolved.request.master_addr is None
+    asked = not resolved.by_hand and len(plan.nodes) > 1 and resolved.request.master_addr is None
     where = " (the host is asked for its address at the start)" if asked else ""
     forwarded = resolved.forwarded
     counts = ", ".join(f"{source} {count}" for source, count in forwarded.counts.items())
+    this_node = "" if plan.own_node is None else f", this is node {plan.own_node}"
     notes = [
-        f"backend: {plan.backend}" + ("" if plan.own_node is None else f", this is node {plan.own_node}"),
+        f"hosts: {resolved.origin}; backend: {plan.backend}{this_node}",
         f"master: {plan.master.addr}:{plan.master.port}{where}",
         f"forwarded {len(forwarded.variables)} ({counts}), dropped {forwarded.num_dropped}",
     ]
-    return notes + [f"  {name}={value}" for name, value in sorted(forwarded.variables.items())]
+    return notes + [f"  {name}={value}" for name, value in sorted(_masked(forwarded.variables).items())]

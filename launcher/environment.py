@@ -6,30 +6,20 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from dslaunch.launcher.accelerators import ACCELERATORS
 from dslaunch.launcher.errors import UsageError
 
-EXPORTED_PREFIXES = (
-    # DeepSpeed's own list
-    "MLFLOW",
-    "PYTHON",
-    "MV2",
-    "UCX",
-    # the lists of its accelerators, whatever hardware the login node has
-    "NCCL",
-    "ASCEND",
-    "HCCL",
-    "NEUWARE_HOME",
-    "CNCL",
-    "BCCL",
-    "BIREN",
-    "SUPA",
-    # ours
-    "TORCH_NCCL",
-    "GLOO_",
+_PREFIXES = (
+    *("MLFLOW", "PYTHON", "MV2", "UCX"),  # DeepSpeed's own list
+    *("TORCH_NCCL", "GLOO_"),
 )
+_HOST_PREFIXES = frozenset({"LD_LIBRARY", "PATH"})
+"""What some accelerators' lists have too; on another host it is right only where all hosts are alike."""
 
 ENV_FILE_NAME = ".deepspeed_env"
 
+MASK = "****"
+_SECRET = re.compile(r"(?i)(^|_)(passw(or)?d|passphrase|secret|token|credential|key)s?($|_)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -93,17 +83,45 @@ def _value(value: str, lines: Iterable[tuple[int, str]], where: str) -> str:
     raise UsageError(f"{where}: the quote {quote} is never closed", f"end the value with {quote}")
 
 
-def forward(environ: Mapping[str, str], env_files: Iterable[EnvFile], cwd: str) -> Forwarded:
+def parse_settings(settings: Iterable[str], environ: Mapping[str, str]) -> EnvFile:
+    """The `--env` options, as if they were a file: `NAME=VALUE`, or `NAME` for the launcher's own value.
+
+    Raises UsageError.
+    """
+    variables = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"--env {setting!r} is not NAME or NAME=VALUE", "check the name of the variable")
+        if not equals and name not in environ:
+            raise UsageError(f"--env {name}: there is no {name} here", f"give a value: --env {name}=VALUE")
+        variables[name] = value if equals else environ[name]
+    return EnvFile("--env", variables)
+
+
+def exported_prefixes(accelerator: str) -> tuple[str, ...]:
+    """Beginnings of the names that go along: of every accelerator, whatever hardware the login node has.
+
+    `LD_LIBRARY` and `PATH` go only with an accelerator that was asked for by name and has them.
+    """
+    of_all = {prefix for kind in ACCELERATORS.values() for prefix in kind.exported_prefixes} - _HOST_PREFIXES
+    asked = ACCELERATORS[accelerator].exported_prefixes if accelerator in ACCELERATORS else ()
+    return tuple(dict.fromkeys((*_PREFIXES, *sorted(of_all), *asked)))
+
+
+def forward(
+    environ: Mapping[str, str], env_files: Iterable[EnvFile], *, cwd: str, accelerator: str = "auto"
+) -> Forwarded:
     """Choose what goes to the hosts.
 
     `PYTHONPATH` gains the launcher's folder in front, as under DeepSpeed, so that packages beside the
     script are found on every host.
     """
-    exported = {name: value for name, value in environ.items() if name.startswith(EXPORTED_PREFIXES)}
-    num_dropped = len(environ) - len(exported)
+    prefixes = exported_prefixes(accelerator)
+    exported = {name: value for name, value in environ.items() if name.startswith(prefixes)}
     path = exported.get("PYTHONPATH")
     exported["PYTHONPATH"] = f"{cwd}:{path}" if path else cwd
-    source = {name: _prefix(name) for name in exported}
+    source = {name: next(p for p in prefixes if name.startswith(p)).rstrip("_") for name in exported}
     variables = dict(exported)
     for file in env_files:
         variables.update(file.variables)
@@ -111,8 +129,14 @@ def forward(environ: Mapping[str, str], env_files: Iterable[EnvFile], cwd: str) 
     counts: dict[str, int] = {}
     for name in source:
         counts[source[name]] = counts.get(source[name], 0) + 1
-    return Forwarded(variables, counts, num_dropped)
+    return Forwarded(variables, counts, num_dropped=len(environ.keys() - variables.keys()))
 
 
-def _prefix(name: str) -> str:
-    return next(prefix for prefix in EXPORTED_PREFIXES if name.startswith(prefix)).rstrip("_")
+def masked(name: str, value: str) -> str:
+    """The value as it may be shown: not at all, where the name says that it is a secret."""
+    return MASK if is_secret(name) else value
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable looks like one that holds a password, a key or a token."""
+    return bool(_SECRET.search(name))

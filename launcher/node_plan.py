@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 
@@ -30,8 +30,11 @@ class RankPlan:
 class NodePlan:
     """One host's part of the job.
 
-    A rank's environment is the host's own, then `env`, then the rank's `env`. `script` is checked for
-    existence before anything starts ("" where there is none to check).
+    A rank's environment is `defaults`, then the host's own, then `env`, then the rank's `env`; in the values
+    of variables named by `expanded`, `$NAME` stands for the host's own variables. `script` is checked for
+    existence before anything starts ("" where there is none to check). `bound_cores` are the cores that
+    ranks are bound to, as in `0,2-4`, "" for all of the host, None for no binding. The rank `stdin_rank`
+    reads what the user types. `lease_s` is 0 where no sign of life can come down.
     """
 
     job_id: str
@@ -39,7 +42,11 @@ class NodePlan:
     host: str
     cwd: str
     script: str
+    defaults: Mapping[str, str]
     env: Mapping[str, str]
+    expanded: tuple[str, ...]
+    bound_cores: str | None
+    stdin_rank: int | None
     ranks: tuple[RankPlan, ...]
     grace_s: float
     lease_s: float
@@ -48,15 +55,17 @@ class NodePlan:
     def node_id(self) -> str:
         return node_id(self.job_id, self.node_rank)
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
-    @staticmethod
-    def from_json(text: str) -> NodePlan:
-        """The inverse of `to_json`. Raises ValueError, KeyError or TypeError on other text."""
-        record = json.loads(text)
-        ranks = tuple(
-            RankPlan(rank["rank"], rank["local_rank"], rank["slot"], tuple(rank["argv"]), rank["env"])
-            for rank in record.pop("ranks")
-        )
-        return NodePlan(ranks=ranks, **record)
+def plans_to_json(plans: Iterable[NodePlan]) -> str:
+    """A JSON list, in order."""
+    return json.dumps([asdict(plan) for plan in plans])
+
+
+def plan_from_json(text: str, index: int) -> NodePlan:
+    """One of `plans_to_json`'s. Raises ValueError, LookupError or TypeError on other text."""
+    record = json.loads(text)[index]
+    ranks = tuple(
+        RankPlan(rank["rank"], rank["local_rank"], rank["slot"], tuple(rank["argv"]), rank["env"])
+        for rank in record.pop("ranks")
+    )
+    return NodePlan(ranks=ranks, expanded=tuple(record.pop("expanded")), **record)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dslaunch.hostfile import Host, Topology
 from dslaunch.launcher.environment import Forwarded
 from dslaunch.launcher.node_plan import NodePlan, RankPlan
 from dslaunch.launcher.rank_env import RankPlace, rank_env
-from dslaunch.launcher.request import LaunchRequest, RunMode
+from dslaunch.launcher.request import LaunchRequest, LocalRankScheme, RunMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +25,28 @@ class Resolved:
     """A request with everything looked up that it referred to.
 
     Attributes:
-        topology: the selected hosts and slots, in rank order.
-        backend: "local" or "ssh".
-        own_node: the node this process runs in no-SSH mode; None where it runs them all.
-        python: interpreter of the ranks and of the agents.
+        topology: the selected hosts and slots, in rank order; `origin`: where the hosts were found.
+        backend: name of the backend: "local", "ssh", "pdsh", ...
+        by_hand: whether every node is started by someone else (no-SSH mode).
+        own_node: the node this process runs then; None where it runs them all.
+        python: interpreter of the ranks and of the agents, where a host names no other.
         cwd: folder the ranks start in, on every host.
-        device_kind: "cuda", "rocm", "cpu", or "slot" where only the hosts know.
+        device_kind: "cuda", "rocm", "cpu", ..., or "slot" where only the hosts know.
+        visible_devices: name of the variable that tells a rank its devices; None to leave the host's own.
         device_names: this machine's own names of its slots (UUIDs), where they are no numbers.
     """
 
     request: LaunchRequest
     topology: Topology
+    origin: str
     forwarded: Forwarded
     backend: str
+    by_hand: bool
     own_node: int | None
     python: str
     cwd: str
     device_kind: str
+    visible_devices: str | None
     device_names: Mapping[int, str]
 
 
@@ -70,8 +75,13 @@ class LaunchPlan:
         return tuple((node, rank) for node in self.nodes for rank in node.ranks)
 
 
-def make_plan(resolved: Resolved, master: Master, job_id: str) -> LaunchPlan:
-    """Ranks count up through the hosts in order, local ranks from 0 on each, whatever its slots."""
+def make_plan(
+    resolved: Resolved, master: Master, job_id: str, network: Mapping[str, str] | None = None
+) -> LaunchPlan:
+    """Ranks count up through the hosts in order, local ranks from 0 on each, whatever its slots.
+
+    `network` are variables that were settled when the hosts had answered; what is set already wins.
+    """
     first_ranks = [0]
     for host in resolved.topology:
         first_ranks.append(first_ranks[-1] + len(host.slots))
@@ -80,6 +90,8 @@ def make_plan(resolved: Resolved, master: Master, job_id: str) -> LaunchPlan:
         _node_plan(resolved, master, job_id, node_rank=i, first_rank=first_ranks[i], world_size=world_size)
         for i in range(len(resolved.topology))
     )
+    if network:
+        nodes = tuple(replace(node, defaults=network) for node in nodes)
     return LaunchPlan(job_id, resolved.backend, master, world_size, nodes, resolved.own_node)
 
 
@@ -89,10 +101,11 @@ def _node_plan(
     request = resolved.request
     host = resolved.topology.hosts[node_rank]
     ranks = []
-    for local_rank, slot in enumerate(host.slots):
+    for index, slot in enumerate(host.slots):
+        rank = first_rank + index
         place = RankPlace(
-            rank=first_rank + local_rank,
-            local_rank=local_rank,
+            rank=rank,
+            local_rank=_local_rank(request, rank, index, len(host.slots)),
             local_size=len(host.slots),
             node_rank=node_rank,
             num_nodes=len(resolved.topology),
@@ -103,22 +116,39 @@ def _node_plan(
             place,
             master_addr=master.addr,
             master_port=master.port,
-            visible_devices=_visible_devices(resolved, host),
+            visible_devices=_visible_devices(
+                resolved, (slot,) if request.one_device_per_rank else host.slots
+            ),
             job_id=job_id,
         )
-        argv = rank_argv(request, resolved.python, local_rank)
-        ranks.append(RankPlan(place.rank, local_rank, slot, argv, env))
+        argv = rank_argv(request, host_python(resolved, host), place.local_rank)
+        ranks.append(RankPlan(rank, place.local_rank, slot, argv, env))
     return NodePlan(
         job_id=job_id,
         node_rank=node_rank,
         host=host.name,
         cwd=resolved.cwd,
         script=request.script if request.run_mode is RunMode.SCRIPT else "",
+        defaults={},
         env=resolved.forwarded.variables,
+        expanded=request.expand_remote,
+        bound_cores=(request.bind_core_list or "") if request.bind_cores_to_rank else None,
+        stdin_rank=request.stdin_rank,
         ranks=tuple(ranks),
         grace_s=request.grace_s,
         lease_s=request.lease_s,
     )
+
+
+def _local_rank(request: LaunchRequest, rank: int, index: int, local_size: int) -> int:
+    if request.one_device_per_rank:
+        return 0  # the only device a rank sees is its device 0
+    return rank % local_size if request.local_rank_scheme is LocalRankScheme.DEEPSPEED else index
+
+
+def host_python(resolved: Resolved, host: Host) -> str:
+    """The interpreter on a host."""
+    return host.python or resolved.python
 
 
 def rank_argv(request: LaunchRequest, python: str, local_rank: int) -> tuple[str, ...]:
@@ -134,10 +164,11 @@ def rank_argv(request: LaunchRequest, python: str, local_rank: int) -> tuple[str
     return (*program, *local, *request.args)
 
 
-def _visible_devices(resolved: Resolved, host: Host) -> str | None:
-    if resolved.device_kind == "cpu":
+def _visible_devices(resolved: Resolved, slots: tuple[int, ...]) -> tuple[str, str] | None:
+    if resolved.visible_devices is None:
         return None
-    return ",".join(resolved.device_names.get(slot, str(slot)) for slot in host.slots)
+    names = ",".join(resolved.device_names.get(slot, str(slot)) for slot in slots)
+    return resolved.visible_devices, names
 
 
 def device_name(resolved: Resolved, slot: int) -> str:

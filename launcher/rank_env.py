@@ -24,11 +24,17 @@ class RankPlace:
 
 
 def rank_env(
-    place: RankPlace, *, master_addr: str, master_port: int, visible_devices: str | None, job_id: str
+    place: RankPlace,
+    *,
+    master_addr: str,
+    master_port: int,
+    visible_devices: tuple[str, str] | None,
+    job_id: str,
 ) -> Mapping[str, str]:
     """The variables a rank finds, under the names of torchrun, of DeepSpeed and of Horovod.
 
-    `visible_devices` is the whole node's list, as DeepSpeed sets it, or None to leave the host's own alone.
+    `visible_devices` is a variable and its value, the whole node's list, as DeepSpeed sets it; None leaves
+    the host's own alone. With one device per rank `local_rank` is 0 and the list has one name.
     """
     env = {
         "RANK": place.rank,
@@ -47,5 +53,6 @@ def rank_env(
         "DSLAUNCH_HOST": place.host,
     }
     if visible_devices is not None:
-        env["CUDA_VISIBLE_DEVICES"] = visible_devices
+        name, devices = visible_devices
+        env[name] = devices
     return {name: str(value) for name, value in env.items()}

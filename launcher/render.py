@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import zipfile
+import zlib
 from pathlib import Path
 
 from dslaunch.hostfile import Host
-from dslaunch.runner_backends.command import NodeCommand
+from dslaunch.runner_backends.command import GroupCommand, NodeCommand
 
 AGENT_MODULES = (
     "launcher/wire.py",
@@ -20,18 +22,26 @@ AGENT_MODULES = (
 )
 _PACKAGES = ("__init__.py", "launcher/__init__.py", "launcher/agent/__init__.py")
 
-BOOTSTRAP = (
-    "import os,sys;"
-    "n=int(sys.argv.pop(1));b=bytearray();"
-    'any(b.extend(c) or len(b)==n for c in iter(lambda:os.read(0,n-len(b)),b""));'
+_IMPORT = (
     'f=os.memfd_create("dslaunch-agent");os.write(f,b);'
     'sys.path.insert(0,"/proc/self/fd/%d"%f);'
     "from dslaunch.launcher.agent.main import main;sys.exit(main())"
+)
+STDIN_BOOTSTRAP = (
+    "import os,sys;"
+    "n=int(sys.argv.pop(1));b=bytearray();"
+    'any(b.extend(c) or len(b)==n for c in iter(lambda:os.read(0,n-len(b)),b""));' + _IMPORT
 )
 """Reads exactly the zip from stdin, imports the agent from it, and leaves what follows to the agent.
 
 One line without single quotes, `!`, `$` or backslashes: single-quoted, it is the same to every login shell.
 """
+ARGV_BOOTSTRAP = (
+    "import os,sys,zlib,base64 as x;"
+    "u=lambda t:zlib.decompress(x.b64decode(t));"
+    "b=u(sys.argv.pop(1));sys.argv[3:]=[u(t).decode() for t in sys.argv[3:]];" + _IMPORT
+)
+"""The same for tools that carry no stdin: zip and plans ride in argv, compressed."""
 
 
 def agent_zip() -> bytes:
@@ -46,6 +56,28 @@ def agent_zip() -> bytes:
     return buffer.getvalue()
 
 
-def node_command(host: Host, python: str, port: int, archive: bytes) -> NodeCommand:
+def node_command(host: Host, python: tuple[str, ...], port: int, archive: bytes) -> NodeCommand:
     """Start an agent on `host` with `python`, alone with the standard library; it is asked about `port`."""
-    return NodeCommand(host, (python, "-ISu", "-c", BOOTSTRAP, str(len(archive)), str(port)), archive)
+    argv = (*python, "-ISu", "-c", STDIN_BOOTSTRAP, str(len(archive)), str(port), "0")
+    return NodeCommand(host, argv, archive)
+
+
+def group_command(
+    hosts: tuple[Host, ...], python: tuple[str, ...], port: int, archive: bytes, index_word: str
+) -> GroupCommand:
+    """Start an agent on each host, by a tool that forwards stdin to all of them."""
+    argv = (*python, "-ISu", "-c", STDIN_BOOTSTRAP, str(len(archive)), str(port), index_word)
+    return GroupCommand(hosts, argv, archive)
+
+
+def argv_group_command(
+    hosts: tuple[Host, ...], python: tuple[str, ...], port: int, archive: bytes, index_word: str, plans: str
+) -> GroupCommand:
+    """Start an agent on each host, by a tool that forwards no stdin; `plans` is "" to ask hosts only."""
+    blobs = [_blob(archive), *([_blob(plans.encode())] if plans else [])]
+    argv = (*python, "-ISu", "-c", ARGV_BOOTSTRAP, blobs[0], str(port), index_word, *blobs[1:])
+    return GroupCommand(hosts, argv, b"")
+
+
+def _blob(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 9)).decode()

@@ -1,163 +1,118 @@
-"""Look up what a request refers to: files, devices, this machine's name. Everything after it is pure."""
+"""Look up what a request refers to: hosts, devices, files. Everything after it is pure."""
 
 from __future__ import annotations
 
-import os
-import socket
+import shlex
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import takewhile
-from pathlib import Path
+from dataclasses import replace
 
-from dslaunch.hostfile import Host, Selection, Topology, parse_hostfile_bytes, select
-from dslaunch.launcher import devices
-from dslaunch.launcher.environment import ENV_FILE_NAME, EnvFile, forward, parse_env_file
+from dslaunch.hostfile import Host, Selection, Topology, find_pod, select
+from dslaunch.launcher.accelerators import ACCELERATORS
+from dslaunch.launcher.environment import (
+    ENV_FILE_NAME,
+    EnvFile,
+    forward,
+    is_secret,
+    parse_env_file,
+    parse_settings,
+)
 from dslaunch.launcher.errors import UsageError
+from dslaunch.launcher.hosts import Found, find_hosts, is_by_hand
+from dslaunch.launcher.machine import Machine
 from dslaunch.launcher.plan import Resolved
 from dslaunch.launcher.request import Launcher, LaunchRequest, RunMode
 
-DEFAULT_HOSTFILE = Path("/job/hostfile")
-LOCAL_HOST = "localhost"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine the command line was typed on."""
-
-    environ: Mapping[str, str]
-    cwd: Path
-    home: Path
-    devices: devices.LocalDevices
-    num_cpus: int
-    names: frozenset[str]
-    """What it calls itself."""
-
-    @staticmethod
-    def here() -> Machine:
-        name = socket.gethostname()
-        return Machine(
-            environ=os.environ,
-            cwd=_logical_cwd(),
-            home=Path.home(),
-            devices=devices.count(),
-            num_cpus=os.cpu_count() or 1,
-            names=frozenset({LOCAL_HOST, "127.0.0.1", "::1", name, name.partition(".")[0]}),
-        )
-
-
-def _logical_cwd() -> Path:
-    """The current folder by the name the user reached it by: behind a link it may be another elsewhere."""
-    named = os.environ.get("PWD", "")
-    try:
-        if named and os.path.isabs(named) and os.path.samefile(named, "."):
-            return Path(named)
-    except OSError:
-        pass  # PWD is stale
-    return Path.cwd()
-
-
-@dataclass(frozen=True, slots=True)
-class _Devices:
-    """What a host without a hostfile offers: its slots, and their names where they are no numbers."""
-
-    kind: str
-    slots: tuple[int, ...]
-    names: Mapping[int, str]
+_NO_STDIN = ("pdsh",)
+"""Backends whose agents get everything in argv, for all to see in `ps`."""
+_ONE_PYTHON = ("pdsh", "slurm", "openmpi", "mpich", "impi", "mvapich")
+"""Backends that start the same command on every host."""
 
 
 def resolve(request: LaunchRequest, machine: Machine) -> Resolved:
     """Raises UsageError or TopologyError where something is not there or does not fit."""
-    hosts = _read_hostfile(request, machine)
-    found = _local_devices(request, machine)
-    if hosts is None:
-        topology = _without_hostfile(request, found)
-        backend, kind, names = "local", found.kind, found.names
-    else:
-        topology = hosts
-        backend, kind, names = "ssh", "slot", {}
+    request = _with_pod(request, machine)
+    found = find_hosts(request, machine)
     selection = Selection(request.include, request.exclude, request.num_nodes, request.num_gpus)
-    topology = select(topology, selection)
-    if request.ssh_port is not None:
-        topology = Topology(
-            tuple(Host(h.name, h.slots, h.user, h.port or request.ssh_port) for h in topology.hosts)
-        )
-    if backend == "ssh" and (request.no_ssh or _runs_here(request, topology, machine)):
-        backend = "local"
-    own_node = _own_node(request, topology)
-    _check_script(request, machine, backend)
-    return Resolved(
+    topology = _with_ssh_port(select(found.topology, selection), request.ssh_port)
+    backend = _backend(request, found, topology, machine)
+    cwd = request.cwd or str(machine.cwd)
+    resolved = Resolved(
         request=request,
         topology=topology,
-        forwarded=forward(machine.environ, _env_files(machine), str(machine.cwd)),
+        origin=found.origin,
+        forwarded=forward(
+            machine.environ, _env_files(request, machine), cwd=cwd, accelerator=request.accelerator
+        ),
         backend=backend,
-        own_node=own_node,
-        python=sys.executable,
-        cwd=str(machine.cwd),
-        device_kind=kind,
-        device_names=names,
+        by_hand=is_by_hand(request),
+        own_node=_own_node(request, topology),
+        python=request.python or ("python3" if request.venv_script else sys.executable),
+        cwd=cwd,
+        device_kind=found.device_kind,
+        visible_devices=_visible_devices_variable(request, found, machine),
+        device_names=found.device_names,
+    )
+    _check(resolved, machine)
+    return resolved
+
+
+def _with_pod(request: LaunchRequest, machine: Machine) -> LaunchRequest:
+    """What a pod's environment says where the command line says nothing, in no-SSH mode."""
+    pod = find_pod(machine.environ) if request.no_ssh else None
+    if pod is None:
+        return request
+    has_hosts = request.hostfile is not None or bool(request.hosts)
+    return replace(
+        request,
+        node_rank=pod.node_rank if request.node_rank is None else request.node_rank,
+        num_nodes=pod.num_nodes if request.num_nodes is None and not has_hosts else request.num_nodes,
+        num_gpus=pod.num_slots if request.num_gpus is None and not has_hosts else request.num_gpus,
+        master_addr=request.master_addr or pod.master_addr,
+        master_port=request.master_port or pod.master_port,
     )
 
 
-def _read_hostfile(request: LaunchRequest, machine: Machine) -> Topology | None:
-    path = Path(request.hostfile) if request.hostfile is not None else DEFAULT_HOSTFILE
-    try:
-        return parse_hostfile_bytes((machine.cwd / path).read_bytes(), str(path))
-    except FileNotFoundError as error:
-        if request.hostfile is None:
-            return None
-        raise UsageError(
-            f"no hostfile {path}", "check --hostfile; without it this machine's devices are used"
-        ) from error
-    except OSError as error:
-        raise UsageError(f"cannot read hostfile {path}: {error.strerror}", "check --hostfile") from error
+def _visible_devices_variable(request: LaunchRequest, found: Found, machine: Machine) -> str | None:
+    """The variable that tells ranks their devices: of other hosts, where nobody says, as on this machine."""
+    kind = found.device_kind
+    if kind == "slot":
+        kind = machine.count_devices(request.accelerator).kind
+        if kind == "cpu" and request.accelerator == "auto":
+            kind = "cuda"  # a login node without devices
+    return ACCELERATORS[kind].visible_devices_variable
 
 
-def _local_devices(request: LaunchRequest, machine: Machine) -> _Devices:
-    kind, num_devices = machine.devices.kind, machine.devices.num_devices
-    visible = machine.environ.get("CUDA_VISIBLE_DEVICES")
-    if kind == "cuda" and visible is not None:
-        entries = [entry.strip() for entry in visible.split(",") if entry.strip()]
-        entries = list(takewhile(lambda entry: not entry.startswith("-"), entries))  # CUDA stops at -1
-        if entries and all(entry.isdecimal() for entry in entries):
-            return _Devices(kind, tuple(int(entry) for entry in entries), {})
-        if entries:  # UUIDs and MIG names have no numbers of their own
-            return _Devices(kind, tuple(range(len(entries))), dict(enumerate(entries)))
-        kind = "cpu"
-    if kind == "cpu":
-        filtered = request.include or request.exclude
-        return _Devices(kind, tuple(range(machine.num_cpus if filtered else request.num_gpus or 1)), {})
-    return _Devices(kind, tuple(range(num_devices)), {})
+def _with_ssh_port(topology: Topology, port: int | None) -> Topology:
+    if port is None:
+        return topology
+    return Topology(tuple(replace(host, port=host.port or port) for host in topology))
 
 
-def _without_hostfile(request: LaunchRequest, found: _Devices) -> Topology:
-    num_nodes = request.num_nodes or 1
-    if num_nodes == 1:
-        return Topology((Host(LOCAL_HOST, found.slots),))
-    if not request.no_ssh:
-        raise UsageError(
-            f"--num_nodes {num_nodes} without a hostfile",
-            "name the hosts with --hostfile, or start every node by hand with "
-            "--no_ssh --node_rank N --master_addr A --master_port P",
-        )
-    return Topology(tuple(Host(f"node-{i}", found.slots) for i in range(num_nodes)))
-
-
-def _runs_here(request: LaunchRequest, topology: Topology, machine: Machine) -> bool:
+def _backend(request: LaunchRequest, found: Found, topology: Topology, machine: Machine) -> str:
+    if is_by_hand(request) or (found.is_here and not request.force_multi):
+        return "local"
     if request.launcher is Launcher.LOCAL:
         if len(topology) > 1:
             raise UsageError(
                 f"--launcher local with {len(topology)} hosts", "use --launcher ssh, or --num_nodes 1"
             )
-        return True
-    only = topology.hosts[0]
-    is_here = len(topology) == 1 and only.user is None and only.port is None and only.name in machine.names
-    return is_here and request.launcher is Launcher.AUTO and not request.force_multi
+        return "local"
+    if request.launcher is not Launcher.AUTO:
+        return str(request.launcher.value)
+    if _is_here(topology.hosts, machine) and not request.force_multi:
+        return "local"
+    return "slurm" if found.scheduler == "slurm" and machine.has_tool("srun") else "ssh"
+
+
+def _is_here(hosts: tuple[Host, ...], machine: Machine) -> bool:
+    """Whether this machine is the only host, and is not asked to be someone else there."""
+    only = hosts[0]
+    return len(hosts) == 1 and only.user is None and only.port is None and only.name in machine.names
 
 
 def _own_node(request: LaunchRequest, topology: Topology) -> int | None:
     """Which node this process is in no-SSH mode. Raises UsageError where it is not told enough."""
-    if not request.no_ssh:
+    if not is_by_hand(request):
         if request.node_rank is not None:
             raise UsageError("--node_rank without --no_ssh", "add --no_ssh, or leave --node_rank out")
         return None
@@ -175,18 +130,8 @@ def _own_node(request: LaunchRequest, topology: Topology) -> int | None:
     return request.node_rank
 
 
-def _check_script(request: LaunchRequest, machine: Machine, backend: str) -> None:
-    if request.run_mode is RunMode.SCRIPT and backend == "local":
-        path = machine.cwd / request.script
-        if not path.is_file() and not path.is_dir():
-            raise UsageError(
-                f"no script {request.script} in {machine.cwd}",
-                "options of dslaunch come before the script, --module runs a module, --no_python a program",
-            )
-
-
-def _env_files(machine: Machine) -> list[EnvFile]:
-    """The env files in DeepSpeed's order: the home's, then the current folder's, which wins."""
+def _env_files(request: LaunchRequest, machine: Machine) -> list[EnvFile]:
+    """In the order in which later ones win: DeepSpeed's two files, then --env_file, then --env."""
     name = machine.environ.get("DS_ENV_FILE", ENV_FILE_NAME)
     files = []
     for path in dict.fromkeys((machine.home / name, machine.cwd / name)):
@@ -201,4 +146,62 @@ def _env_files(machine: Machine) -> list[EnvFile]:
         files.append(parse_env_file(text, str(path)))
     if not files and "DS_ENV_FILE" in machine.environ:
         raise UsageError(f"DS_ENV_FILE names {name}, which is not there", "correct or unset DS_ENV_FILE")
+    for named in request.env_file:
+        try:
+            text = (machine.cwd / named).read_bytes().decode("utf-8", "surrogateescape")
+        except OSError as error:
+            raise UsageError(f"cannot read --env_file {named}: {error.strerror}", "check its path") from error
+        files.append(parse_env_file(text, named))
+    if request.env:
+        files.append(parse_settings(request.env, machine.environ))
     return files
+
+
+def _check(resolved: Resolved, machine: Machine) -> None:
+    """What does not fit together is said before anything starts."""
+    request = resolved.request
+    if request.run_mode is RunMode.SCRIPT and resolved.backend == "local":
+        path = machine.cwd / resolved.cwd / request.script
+        if not path.is_file() and not path.is_dir():
+            raise UsageError(
+                f"no script {request.script} in {resolved.cwd}",
+                "options of dslaunch come before the script, --module runs a module, --no_python a program",
+            )
+    num_ranks = resolved.topology.num_slots
+    if request.stdin_rank is not None and request.stdin_rank >= num_ranks:
+        raise UsageError(
+            f"--stdin {request.stdin_rank} of {num_ranks} ranks", f"ranks are 0 to {num_ranks - 1}"
+        )
+    if request.bind_core_list is not None and not request.bind_cores_to_rank:
+        raise UsageError("--bind_core_list without --bind_cores_to_rank", "add --bind_cores_to_rank")
+    for name in request.expand_remote:
+        if name not in resolved.forwarded.variables:
+            raise UsageError(
+                f"--expand_remote {name}: {name} is not forwarded", f"set it: --env {name}=VALUE"
+            )
+    try:
+        shlex.split(request.launcher_args)
+    except ValueError as error:
+        raise UsageError(
+            f"--launcher_args {request.launcher_args!r}: {error}", "balance the quotes"
+        ) from error
+    _check_backend(resolved)
+
+
+def _check_backend(resolved: Resolved) -> None:
+    backend = resolved.backend
+    if backend in _ONE_PYTHON and any(host.python for host in resolved.topology):
+        raise UsageError(
+            f"python= in the hostfile with --launcher {backend}", "use --launcher ssh, or --python"
+        )
+    if backend in _NO_STDIN:
+        if resolved.request.stdin_rank is not None:
+            raise UsageError(
+                f"--stdin with --launcher {backend}, which carries no stdin", "use --launcher ssh"
+            )
+        secrets = [name for name in resolved.forwarded.variables if is_secret(name)]
+        if secrets:
+            raise UsageError(
+                f"everyone would see {', '.join(sorted(secrets))} in ps: {backend} carries it in argv",
+                "use --launcher ssh, or do not forward it",
+            )

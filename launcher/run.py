@@ -1,71 +1,45 @@
-"""Carry a launch out: start agents, turn their bytes into inputs, do what `step` says, until Finish."""
+"""Carry a launch out: turn what agents and the user do into inputs, do what `step` says, until Finish."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
-import time
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from typing import get_args
 
 from dslaunch.launcher import supervise, wire
 from dslaunch.launcher.display import Display
-from dslaunch.launcher.master import MasterError, settled_master
-from dslaunch.launcher.node_plan import NodePlan
+from dslaunch.launcher.fleet import Fleet
+from dslaunch.launcher.master import MasterError, settle
 from dslaunch.launcher.plan import LaunchPlan, Resolved, make_plan
-from dslaunch.launcher.render import agent_zip, node_command
-from dslaunch.launcher.supervise import (
-    AgentClosed,
-    Begin,
-    Deadline,
-    Finish,
-    FromAgent,
-    Input,
-    Job,
-    Signal,
-    Stop,
-    step,
-)
-from dslaunch.launcher.verdict import Interrupted, Verdict, how_it_ended
-from dslaunch.runner_backends.command import Backend, Session, SessionEnd
-from dslaunch.runner_backends.errors import BackendError
+from dslaunch.launcher.supervise import Begin, Deadline, Finish, FromAgent, Input, Job, Signal, Stop, step
+from dslaunch.launcher.verdict import Interrupted, Verdict
 
 HEARTBEAT_S = 2.0
+_TICK_S = 0.1
+_PROBE_S = 5.0
+"""How long hosts may take to try node 0's addresses."""
 _GOODBYE_S = 20.0
 """After the grace: what an agent may need to sweep and to send the rest of its output."""
-_MAX_NOISE_BYTES = 1 << 20
-_GREETING = wire.encode(wire.Ready("", 0, "", (), False, 0)).split(b",")[0]
-"""How the first frame begins; what login shells print before it is not for us."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *supervise.NOTICE_SIGNALS)
-
-
-class NoAgentError(Exception):
-    """What came from a host is no agent's greeting."""
-
-
-@dataclass(slots=True)
-class _Node:
-    """The launcher's end of one agent."""
-
-    plan: NodePlan
-    session: Session | None = None
-    ready: wire.Ready | None = None
-    heard_at: float = 0.0
-    is_silent: bool = False
+_STDIN_BYTES = 1 << 16
 
 
 class Run:
     """One launch. `run` may be called once."""
 
-    def __init__(self, resolved: Resolved, plan: LaunchPlan, backend: Backend, display: Display) -> None:
+    def __init__(self, resolved: Resolved, plan: LaunchPlan, fleet: Fleet, display: Display) -> None:
         self._resolved = resolved
         self._plan = plan
-        self._backend = backend
+        self._fleet = fleet
         self._display = display
-        self._nodes = {node.node_rank: _Node(node) for node in plan.launched}
         self._inputs: asyncio.Queue[Input] = asyncio.Queue()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._ready: dict[int, wire.Ready] = {}
+        self._reached: dict[int, wire.Reached] = {}
+        self._all_probed = asyncio.Event()
+        self._has_begun = False
+        self._is_stopped = False
+        self._tasks: list[asyncio.Task[None]] = []
         self._timers: list[asyncio.TimerHandle] = []
 
     async def run(self) -> Verdict:
@@ -74,161 +48,117 @@ class Run:
         handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         for number in handled:
             loop.add_signal_handler(number, self._inputs.put_nowait, Interrupted(number))
-        archive = agent_zip()
-        for node_rank in self._nodes:
-            self._tasks[node_rank] = asyncio.create_task(self._serve(node_rank, archive))
-        beat = asyncio.create_task(self._keep_alive())
+        self._fleet.start(self._inputs.put_nowait)
+        self._tasks += [asyncio.create_task(self._beat()), asyncio.create_task(self._tick())]
         self._at(self._resolved.request.start_timeout_s, Deadline.START)
         try:
             return await self._obey()
         finally:
-            beat.cancel()
             for timer in self._timers:
                 timer.cancel()
-            for node in self._nodes.values():
-                if node.session is not None:
-                    node.session.kill()
-            for task in self._tasks.values():
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(beat, *self._tasks.values(), return_exceptions=True)
-            await self._backend.close()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._fleet.close()
             for number in handled:
                 loop.remove_signal_handler(number)
 
     async def _obey(self) -> Verdict:
-        ranks = {i: tuple(rank.rank for rank in node.plan.ranks) for i, node in self._nodes.items()}
-        job = Job(ranks)
+        job = Job({node.node_rank: tuple(rank.rank for rank in node.ranks) for node in self._plan.launched})
         while True:
             what = await self._inputs.get()
+            self._note(what)
             self._display.on_input(what)
             job, actions = step(job, what)
             for action in actions:
                 self._display.on_action(action)
                 match action:
                     case Begin():
-                        self._begin()
+                        self._tasks.append(asyncio.create_task(self._begin()))
                     case Stop(_, number):
-                        self._stop(number, was_begun=job.has_begun)
+                        self._is_stopped = True
+                        grace_s = self._resolved.request.grace_s
+                        self._at(grace_s + _GOODBYE_S, Deadline.STOP)
+                        self._fleet.stop(number, grace_s, has_begun=self._has_begun)
                     case Signal(number):
-                        self._send_all(wire.Signal(number))
+                        self._fleet.send(wire.Signal(number))
                     case Finish(verdict):
                         return verdict
 
-    # -- actions
+    def _note(self, what: Input) -> None:
+        match what:
+            case FromAgent(node_rank, wire.Ready() as ready):
+                self._ready[node_rank] = ready
+            case FromAgent(node_rank, wire.Reached() as reached):
+                self._reached[node_rank] = reached
+                if len(self._reached) == len(self._plan.launched) - 1:
+                    self._all_probed.set()
+            case _:
+                pass
 
-    def _begin(self) -> None:
+    async def _begin(self) -> None:
         """Settle where the ranks meet, and give every agent its plan."""
-        ready = {i: node.ready for i, node in self._nodes.items() if node.ready is not None}
         try:
-            master = settled_master(self._resolved, ready)
+            meeting = settle(self._resolved, self._ready, await self._probe())
         except MasterError as error:
             self._inputs.put_nowait(FromAgent(0, wire.Refused(error.what, error.hint)))
             return
-        self._plan = make_plan(self._resolved, master, self._plan.job_id)
-        self._display.began(self._plan)
-        for plan in self._plan.launched:
-            session = self._nodes[plan.node_rank].session
-            assert session is not None
-            session.write(wire.encode_plan(plan.to_json()))
+        if self._is_stopped:
+            return
+        self._plan = make_plan(self._resolved, meeting.master, self._plan.job_id, meeting.network)
+        self._display.began(self._plan, meeting)
+        self._has_begun = True
+        self._fleet.begin(self._plan.launched)
+        if self._resolved.request.stdin_rank is not None:
+            self._forward_stdin(self._resolved.request.stdin_rank)
 
-    def _stop(self, number: int, *, was_begun: bool) -> None:
-        grace_s = self._resolved.request.grace_s
-        self._at(grace_s + _GOODBYE_S, Deadline.STOP)
-        for node_rank, node in self._nodes.items():
-            if node.session is None:
-                self._tasks[node_rank].cancel()
-            elif was_begun:
-                node.session.write(wire.encode(wire.Stop(number, grace_s)))
-            else:
-                node.session.close_stdin()
+    async def _probe(self) -> dict[int, wire.Reached]:
+        """Ask every other host which addresses of node 0 it reaches; who does not tell reaches none."""
+        others = [node.node_rank for node in self._plan.launched if node.node_rank != 0]
+        is_told = self._resolved.own_node is not None or self._resolved.request.master_addr is not None
+        if is_told or not others or not self._fleet.can_probe:
+            return {}
+        question = wire.encode(wire.Probe(self._ready[0].addresses, self._ready[0].probe_port))
+        for node_rank in others:
+            self._fleet.tell(node_rank, question)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._all_probed.wait(), _PROBE_S)
+        return {i: self._reached.get(i, wire.Reached((), ())) for i in others}
 
-    def _send_all(self, message: wire.Down) -> None:
-        for session in self._sessions():
-            session.write(wire.encode(message))
+    def _forward_stdin(self, rank: int) -> None:
+        """What the user types, to the rank that reads it."""
+        node = next(node for node, planned in self._plan.ranks if planned.rank == rank)
+        loop = asyncio.get_running_loop()
 
-    def _sessions(self) -> Iterator[Session]:
-        return (node.session for node in self._nodes.values() if node.session is not None)
+        def forward() -> None:
+            data = os.read(0, _STDIN_BYTES)
+            self._fleet.tell(node.node_rank, wire.encode_stdin(rank, data))
+            if not data:
+                loop.remove_reader(0)
+
+        try:
+            loop.add_reader(0, forward)
+        except PermissionError:  # a file: it is always readable, and not watched
+            self._tasks.append(asyncio.create_task(self._forward_file(node.node_rank, rank)))
+
+    async def _forward_file(self, node_rank: int, rank: int) -> None:
+        data = b"x"
+        while data:
+            data = os.read(0, _STDIN_BYTES)
+            self._fleet.tell(node_rank, wire.encode_stdin(rank, data))
+            await asyncio.sleep(0)
 
     def _at(self, delay_s: float, deadline: Deadline) -> None:
         loop = asyncio.get_running_loop()
         self._timers.append(loop.call_later(delay_s, self._inputs.put_nowait, deadline))
 
-    # -- inputs
-
-    async def _serve(self, node_rank: int, archive: bytes) -> None:
-        """One agent from its start to its end, which is always told, as AgentClosed."""
-        closed = AgentClosed(node_rank, "was not started", "")
-        try:
-            closed = await self._converse(node_rank, archive)
-        except BackendError as error:
-            closed = AgentClosed(node_rank, error.what, error.hint)
-        finally:
-            self._inputs.put_nowait(closed)
-
-    async def _converse(self, node_rank: int, archive: bytes) -> AgentClosed:
-        node = self._nodes[node_rank]
-        host = self._resolved.topology.hosts[node_rank]
-        command = node_command(host, self._resolved.python, self._plan.master.port, archive)
-        node.session = await self._backend.start(command)
-        node.heard_at = time.monotonic()
-        try:
-            async for messages in _messages(node.session):
-                node.heard_at = time.monotonic()
-                for message in messages:
-                    if isinstance(message, wire.Ready):
-                        node.ready = message
-                    self._inputs.put_nowait(FromAgent(node_rank, message))
-        except (wire.WireError, NoAgentError) as error:
-            node.session.kill()
-            await node.session.wait()
-            return AgentClosed(
-                node_rank, f"sent something else than an agent does: {error}", "try ssh to it by hand"
-            )
-        return _closed(node, await node.session.wait(), self._resolved)
-
-    async def _keep_alive(self) -> None:
-        """Heartbeats down; and an agent that has been silent for the lease is taken for lost."""
+    async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self._send_all(wire.Heartbeat())
-            lease_end = time.monotonic() - self._resolved.request.lease_s
-            for node in self._nodes.values():
-                if node.session is not None and node.ready is not None and node.heard_at < lease_end:
-                    node.is_silent = True
-                    node.session.kill()
+            self._fleet.send(wire.Heartbeat())
+            self._fleet.drop_silent(self._resolved.request.lease_s)
 
-
-async def _messages(session: Session) -> AsyncIterator[list[wire.Up]]:
-    """What the agent says, a chunk's worth at a time. Raises WireError or NoAgentError."""
-    decoder: wire.Decoder | None = None
-    noise = b""
-    async for chunk in session.output():
-        if decoder is None:
-            noise += chunk
-            start = noise.find(_GREETING)
-            if start < 0:
-                if len(noise) > _MAX_NOISE_BYTES:
-                    raise NoAgentError(f"{noise[:80]!r}...")
-                continue
-            decoder, chunk = wire.Decoder(), noise[start:]
-        messages: list[wire.Up] = []
-        for message in decoder.feed(chunk):
-            if not isinstance(message, get_args(wire.Up)):
-                raise wire.WireError(f"{type(message).__name__} is not for the launcher")
-            messages.append(message)
-        yield messages
-
-
-def _closed(node: _Node, end: SessionEnd, resolved: Resolved) -> AgentClosed:
-    """Say how an agent ended; after all its ranks have, nobody reads it."""
-    said = end.stderr.strip().rpartition("\n")[2]
-    if node.is_silent:
-        reason = f"no sign of life for {resolved.request.lease_s:g} s"
-    elif end.returncode is None:
-        reason = "the connection was lost"
-    elif node.ready is None and end.returncode == 127:
-        reason = f"cannot run {resolved.python}"
-    else:
-        reason = f"its agent {how_it_ended(end.returncode)}"
-    hint = "the same Python must be at the same place on every host" if node.ready is None else ""
-    return AgentClosed(node.plan.node_rank, f"{reason}: {said}" if said else reason, hint)
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._display.on_tick()

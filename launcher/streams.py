@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+
+from dslaunch.launcher import wire
+from dslaunch.launcher.supervise import FromAgent, Input
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is shown in pieces of this size."""
@@ -39,3 +42,41 @@ class LineStream:
         line = line.removesuffix(b"\r").rpartition(b"\r")[2]
         self.tail.append(line)
         return line
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What one stream of one rank has added: whole lines, and the bytes as they came."""
+
+    node_rank: int
+    rank: int
+    stream: int
+    lines: tuple[bytes, ...]
+    raw: bytes
+
+
+class RankStreams:
+    """The streams of all ranks."""
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[int, int], LineStream] = {}
+
+    def feed(self, what: Input) -> Iterator[Lines]:
+        """What an input adds: output, or the unfinished lines of a rank that has ended."""
+        match what:
+            case FromAgent(node_rank, wire.Output(rank, stream, text)):
+                raw = text.encode("utf-8", "surrogateescape")
+                yield Lines(node_rank, rank, stream, tuple(self._stream(rank, stream).feed(raw)), raw)
+            case FromAgent(node_rank, wire.Exited(rank)):
+                for stream in (1, 2):
+                    rest = tuple(self._stream(rank, stream).end())
+                    if rest:
+                        yield Lines(node_rank, rank, stream, rest, b"")
+
+    def tail(self, rank: int) -> Sequence[str]:
+        """The last lines of a rank's stderr, or of its stdout where it wrote none."""
+        lines = self._stream(rank, 2).tail or self._stream(rank, 1).tail
+        return [line.decode("utf-8", "replace") for line in lines]
+
+    def _stream(self, rank: int, stream: int) -> LineStream:
+        return self._streams.setdefault((rank, stream), LineStream())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 MAX_LINE_BYTES = 32 * 1024
 """pdsh was seen to carry lines of 60,000 bytes whole and to tear longer ones."""
@@ -23,8 +23,16 @@ class WireError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """Down, before a plan: which of node 0's `addresses` does this host reach, at `port`?"""
+
+    addresses: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlanPiece:
-    """Down: a piece of the NodePlan as JSON text; `last` completes it."""
+    """Down: a piece of the NodePlans as a JSON list; `last` completes it. An agent takes one, by index."""
 
     text: str
     last: bool
@@ -46,6 +54,15 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
+class Stdin:
+    """Down: bytes for a rank's stdin; `last` closes it."""
+
+    rank: int
+    text: str
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Both ways: the sender lives."""
 
@@ -54,16 +71,27 @@ class Heartbeat:
 class Ready:
     """Up, first: the agent runs on its host.
 
-    `addresses` are its own, the one the launcher reached it by first. `port_in_use` answers for the port
-    asked about in its argv; `free_port` is one that the kernel had free.
+    `addresses` are its own, the one the launcher reached it by first, `interfaces` the names of theirs.
+    `port_in_use` answers for the port asked about in its argv; `free_port` is one that the kernel had free;
+    at `probe_port` it answers probes of other agents until it has a plan.
     """
 
     hostname: str
     pid: int
     python: str
     addresses: tuple[str, ...]
+    interfaces: tuple[str, ...]
     port_in_use: bool
     free_port: int
+    probe_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Up: the probed addresses that answered, and for each the name of this host's interface towards it."""
+
+    addresses: tuple[str, ...]
+    interfaces: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +136,21 @@ class Exited:
     time_ns: int
 
 
-Down = PlanPiece | Stop | Signal | Heartbeat
-Up = Ready | Refused | Started | Output | Dropped | Exited | Heartbeat
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """Up, last: every rank is gone, and all that they left behind.
+
+    `stuck` are pids in uninterruptible sleep, which nothing can end.
+    """
+
+    stuck: tuple[str, ...]
+
+
+Down = Probe | PlanPiece | Stop | Signal | Stdin | Heartbeat
+Up = Ready | Reached | Refused | Started | Output | Dropped | Exited | Heartbeat | Goodbye
 Message = Down | Up
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__.lower(): kind
-    for kind in (PlanPiece, Stop, Signal, Heartbeat, Ready, Refused, Started, Output, Dropped, Exited)
-}
+_KINDS: dict[str, type[Message]] = {kind.__name__.lower(): kind for kind in (*get_args(Down), *get_args(Up))}
 _FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "float": (float, int),
@@ -167,8 +202,16 @@ def encode_output(rank: int, stream: int, data: bytes) -> bytes:
     return b"".join(encode(Output(rank, stream, piece)) for piece in _pieces(text))
 
 
-def encode_plan(text: str) -> bytes:
-    """Frames that carry a NodePlan's JSON text."""
+def encode_stdin(rank: int, data: bytes) -> bytes:
+    """Frames that carry `data` to a rank's stdin; no data closes it."""
+    if not data:
+        return encode(Stdin(rank, "", True))
+    text = data.decode("utf-8", "surrogateescape")
+    return b"".join(encode(Stdin(rank, piece, False)) for piece in _pieces(text))
+
+
+def encode_plans(text: str) -> bytes:
+    """Frames that carry NodePlans as JSON text."""
     pieces = list(_pieces(text)) or [""]
     return b"".join(encode(PlanPiece(piece, i == len(pieces) - 1)) for i, piece in enumerate(pieces))
 

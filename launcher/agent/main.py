@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import selectors
@@ -14,15 +15,18 @@ from functools import partial
 from dslaunch.launcher.agent import facts, sweep
 from dslaunch.launcher.agent.link import Link, LinkClosedError
 from dslaunch.launcher.agent.process import RankProcess, become_subreaper
-from dslaunch.launcher.node_plan import NodePlan
+from dslaunch.launcher.node_plan import NodePlan, plan_from_json
 from dslaunch.launcher.wire import (
     Exited,
+    Goodbye,
     Heartbeat,
     Message,
     PlanPiece,
+    Probe,
     Refused,
     Signal,
     Started,
+    Stdin,
     Stop,
     WireError,
 )
@@ -33,6 +37,8 @@ _ORPHAN_GRACE_S = 3.0
 _WAITING_LEASE_S = 120.0
 """How long an agent without a plan believes in a silent launcher: other hosts may be slow to connect."""
 _LAST_FLUSH_S = 10.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _DRAIN_READS = 64
 """Reads of one pipe in a row, 64 KiB each: a flooding grandchild must not hold the agent."""
 
@@ -49,8 +55,10 @@ class State(Enum):
 class Agent:
     """One node's supervisor: a single thread around one selector."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, index: int) -> None:
+        """`index` is this agent's place in the list of plans that it will get."""
         self._link = link
+        self._index = index
         self._state = State.WAITING
         self._plan_text = ""
         self._plan: NodePlan | None = None
@@ -61,23 +69,24 @@ class Agent:
         self._launcher_lost = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(link.read_fd, selectors.EVENT_READ, self._receive)
+        self._probed = facts.ProbeServer()
+        self._selector.register(self._probed.fd, selectors.EVENT_READ, self._probed.answer)
         self._watch_signals()
 
-    def run(self, port: int) -> None:
-        """Until every rank and everything they started is gone."""
+    def run(self, port: int, plans: str) -> None:
+        """Until every rank and everything they started is gone. `plans`, if any, came with the command."""
         become_subreaper()
-        self._up(facts.gather(port))
+        self._up(facts.gather(port, self._probed.port))
+        if plans:
+            self._start(plan_from_json(plans, self._index))
         while not self._done:
             for key, _ in self._selector.select(self._timeout()):
                 if key.fd in self._selector.get_map():
                     key.data()
             self._tick()
-        if self._plan is not None:
-            stuck = sweep.sweep(self._plan.node_id)
-            if stuck:
-                print(f"processes in uninterruptible sleep: {stuck}", file=sys.stderr, flush=True)
+        stuck = sweep.sweep(self._plan.node_id) if self._plan is not None else []
         self._drain_all()
-        self._last_flush()
+        self._last_flush(Goodbye(tuple(str(pid) for pid in stuck)))
 
     @property
     def _done(self) -> bool:
@@ -94,7 +103,8 @@ class Agent:
 
     @property
     def _lease_end(self) -> float:
-        return self._heard_at + (self._plan.lease_s if self._plan else _WAITING_LEASE_S)
+        lease_s = self._plan.lease_s if self._plan else _WAITING_LEASE_S
+        return self._heard_at + lease_s if lease_s else math.inf
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -128,17 +138,23 @@ class Agent:
 
     def _obey(self, message: Message) -> None:
         match message:
+            case Probe(addresses, port) if self._state is State.WAITING:
+                self._up(facts.probe(addresses, port))
             case PlanPiece(text, last) if self._state is State.WAITING:
                 self._plan_text += text
                 if last:
-                    self._start(NodePlan.from_json(self._plan_text))
+                    self._start(plan_from_json(self._plan_text, self._index))
             case Stop(number, grace_s):
                 self._stop(number, grace_s)
             case Signal(signal.SIGKILL):
                 self._signal_groups(signal.SIGKILL)
             case Signal(number):
+                self._notify(number)
+            case Stdin(rank, text, last):
                 for process in self._ranks.values():
-                    process.signal(number)
+                    if process.rank == rank:
+                        process.feed(text.encode("utf-8", "surrogateescape"), last=last)
+                        self._watch_stdin(process)
             case Heartbeat():
                 pass
             case _:
@@ -167,11 +183,12 @@ class Agent:
         except LinkClosedError:
             self._lose_launcher()
 
-    def _last_flush(self) -> None:
+    def _last_flush(self, goodbye: Goodbye) -> None:
         """Let the launcher read the end of the story; it may be slow, but not for ever."""
         deadline = time.monotonic() + _LAST_FLUSH_S
         try:
             self._link.send_dropped()
+            self._link.send(goodbye)
             while self._link.has_backlog and not self._launcher_lost and time.monotonic() < deadline:
                 select.select([], [self._link.write_fd], [], 0.5)
                 self._link.flush()
@@ -183,6 +200,8 @@ class Agent:
     def _start(self, plan: NodePlan) -> None:
         self._plan = plan
         self._state = State.RUNNING
+        self._selector.unregister(self._probed.fd)
+        self._probed.close()
         refusal = _obstacle(plan)
         for rank in plan.ranks if refusal is None else ():
             try:
@@ -238,6 +257,21 @@ class Agent:
                 self._drain(process)
                 self._up(Exited(process.rank, os.waitstatus_to_exitcode(status), now_ns))
 
+    def _watch_stdin(self, process: RankProcess) -> None:
+        """Wake when the rank reads, while something waits for it."""
+        fd = process.stdin_fd
+        if fd is not None and fd not in self._selector.get_map():
+            self._selector.register(fd, selectors.EVENT_WRITE, partial(self._feed, process, fd))
+
+    def _feed(self, process: RankProcess, fd: int) -> None:
+        if not process.feed_rest():
+            self._selector.unregister(fd)
+            process.close_fed_stdin()
+
+    def _notify(self, number: int) -> None:
+        for process in self._ranks.values():
+            process.signal(number)
+
     def _signal_groups(self, number: int) -> None:
         for process in self._ranks.values():
             process.signal_group(number)
@@ -255,7 +289,7 @@ class Agent:
     def _watch_signals(self) -> None:
         read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGCHLD, *_STOP_SIGNALS, *_NOTICE_SIGNALS):
             signal.signal(number, lambda *_: None)
         self._selector.register(read_fd, selectors.EVENT_READ, lambda: self._take_signals(read_fd))
 
@@ -263,7 +297,9 @@ class Agent:
         for number in set(os.read(fd, 4096)):
             if number == signal.SIGCHLD:
                 self._reap()
-            elif number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            elif number in _NOTICE_SIGNALS:
+                self._notify(number)
+            elif number in _STOP_SIGNALS:
                 self._stop(number, self._plan.grace_s if self._plan else 0.0)
 
 
@@ -282,6 +318,12 @@ def _obstacle(plan: NodePlan) -> Refused | None:
 
 
 def main() -> int:
-    """Run an agent on descriptors 0 and 1; argv[1] is the port asked about."""
-    Agent(Link(0, 1)).run(int(sys.argv[1]))
+    """Run an agent on descriptors 0 and 1.
+
+    argv: the port asked about; this agent's place in the list of plans, or `env:NAME` for the variable that
+    tells it; and the plans as JSON, where they cannot come over stdin.
+    """
+    _, port, place, *plans = sys.argv
+    index = int(os.environ[place[4:]] if place.startswith("env:") else place)
+    Agent(Link(0, 1), index).run(int(port), "".join(plans))
     return 0

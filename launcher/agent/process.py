@@ -38,6 +38,12 @@ def _die_with(parent: int) -> Callable[[], None]:
     return bind
 
 
+def _environment(plan: NodePlan, rank: RankPlan) -> dict[str, str]:
+    added = {**plan.env, **rank.env}
+    expanded = {name: os.path.expandvars(added[name]) for name in plan.expanded if name in added}
+    return {**plan.defaults, **os.environ, **added, **expanded}
+
+
 class RankProcess:
     """A running rank. `returncode` is None until the agent reaped it."""
 
@@ -48,11 +54,11 @@ class RankProcess:
         self._process = subprocess.Popen(
             rank.argv,
             bufsize=0,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if rank.rank == plan.stdin_rank else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=plan.cwd,
-            env={**os.environ, **plan.env, **rank.env},
+            env=_environment(plan, rank),
             start_new_session=True,
             preexec_fn=_die_with(os.getpid()),
         )
@@ -66,6 +72,39 @@ class RankProcess:
             with contextlib.suppress(OSError):  # over the user's pipe quota the default size works too
                 fcntl.fcntl(fd, _F_SETPIPE_SZ, _PIPE_BYTES)
             self.streams[fd] = stream
+
+        self._fed = b""
+        self._fed_last = False
+        if self._process.stdin is not None:
+            os.set_blocking(self._process.stdin.fileno(), False)
+
+    @property
+    def stdin_fd(self) -> int | None:
+        """The pipe into the rank, where it has one that is still open."""
+        stdin = self._process.stdin
+        return None if stdin is None or stdin.closed else stdin.fileno()
+
+    def feed(self, data: bytes, *, last: bool) -> None:
+        """Queue bytes for the rank's stdin; `last` closes it after them."""
+        self._fed += data
+        self._fed_last = self._fed_last or last
+
+    def feed_rest(self) -> bool:
+        """Write what the rank takes now; whether something still waits for it."""
+        assert self._process.stdin is not None
+        try:
+            written = os.write(self._process.stdin.fileno(), self._fed) if self._fed else 0
+            self._fed = self._fed[written:]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            self._fed, self._fed_last = b"", True  # it has closed its stdin, or is gone
+        return bool(self._fed)
+
+    def close_fed_stdin(self) -> None:
+        """Close the rank's stdin, if its last bytes were fed."""
+        if self._fed_last and self._process.stdin is not None:
+            self._process.stdin.close()
 
     def reaped(self, returncode: int) -> None:
         self.returncode = self._process.returncode = returncode

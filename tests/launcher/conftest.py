@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.devices import LocalDevices
-from dslaunch.launcher.resolve import Machine
+from dslaunch.launcher.machine import Machine
 
 PYTHON = sys.executable
 DSLAUNCH = (PYTHON, "-c", "import sys; from dslaunch.launcher.cli import main; sys.exit(main())")
@@ -25,7 +25,7 @@ def machine(tmp_path: Path) -> Machine:
         environ={"PATH": "/usr/bin"},
         cwd=cwd,
         home=home,
-        devices=LocalDevices("cpu", 0),
+        count_devices=lambda accelerator: LocalDevices("cpu", 0),
         num_cpus=4,
         names=frozenset({"localhost", "login"}),
     )

@@ -72,7 +72,7 @@ def test_prefixes_of_every_accelerator_go_along_and_files_win() -> None:
     }
     home = EnvFile("~/.deepspeed_env", {"NCCL_DEBUG": "WARN", "X": "home"})
     here = EnvFile("./.deepspeed_env", {"X": "here"})
-    forwarded = forward(environ, [home, here], "/job")
+    forwarded = forward(environ, [home, here], cwd="/job")
     assert forwarded.variables == {
         "NCCL_DEBUG": "WARN",
         "PYTHONHASHSEED": "0",
@@ -96,4 +96,4 @@ def test_prefixes_of_every_accelerator_go_along_and_files_win() -> None:
 
 
 def test_pythonpath_keeps_what_was_there() -> None:
-    assert forward({"PYTHONPATH": "/a:/b"}, [], "/job").variables == {"PYTHONPATH": "/job:/a:/b"}
+    assert forward({"PYTHONPATH": "/a:/b"}, [], cwd="/job").variables == {"PYTHONPATH": "/job:/a:/b"}

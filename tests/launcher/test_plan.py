@@ -11,10 +11,10 @@ from dslaunch.hostfile import Host, Topology
 from dslaunch.launcher.dry_run import plan_as_json, print_table
 from dslaunch.launcher.environment import Forwarded
 from dslaunch.launcher.master import assumed_master
-from dslaunch.launcher.node_plan import NodePlan
+from dslaunch.launcher.node_plan import plan_from_json, plans_to_json
 from dslaunch.launcher.plan import Resolved, make_plan, rank_argv
-from dslaunch.launcher.render import BOOTSTRAP
-from dslaunch.launcher.request import LaunchRequest, RunMode
+from dslaunch.launcher.render import ARGV_BOOTSTRAP, STDIN_BOOTSTRAP
+from dslaunch.launcher.request import LaunchRequest
 
 
 def resolved(topology: Topology, request: LaunchRequest, **changes: object) -> Resolved:
@@ -22,11 +22,14 @@ def resolved(topology: Topology, request: LaunchRequest, **changes: object) -> R
         "request": request,
         "topology": topology,
         "forwarded": Forwarded({"PYTHONPATH": "/job"}, {"PYTHON": 1}, 7),
+        "origin": "hostfile hosts",
         "backend": "ssh",
+        "by_hand": False,
         "own_node": None,
         "python": "/usr/bin/python3",
         "cwd": "/job",
         "device_kind": "slot",
+        "visible_devices": "CUDA_VISIBLE_DEVICES",
         "device_names": {},
         **changes,
     }
@@ -52,19 +55,20 @@ def test_ranks_cover_the_world_once_and_local_ranks_count_from_0(topology: Topol
         for rank in node.ranks:
             assert rank.env["CUDA_VISIBLE_DEVICES"].split(",")[rank.local_rank] == str(rank.slot)
             assert rank.env["LOCAL_WORLD_SIZE"] == str(len(host.slots))
-    assert all(NodePlan.from_json(node.to_json()) == node for node in plan.nodes)
+    text = plans_to_json(plan.nodes)
+    assert tuple(plan_from_json(text, i) for i in range(len(plan.nodes))) == plan.nodes
 
 
 @pytest.mark.parametrize(
-    ("run_mode", "argv"),
+    ("flags", "argv"),
     [
-        (RunMode.SCRIPT, ("py", "-u", "x", "--local_rank=2", "a")),
-        (RunMode.MODULE, ("py", "-u", "-m", "x", "--local_rank=2", "a")),
-        (RunMode.PROGRAM, ("x", "--local_rank=2", "a")),
+        ({}, ("py", "-u", "x", "--local_rank=2", "a")),
+        ({"module": True}, ("py", "-u", "-m", "x", "--local_rank=2", "a")),
+        ({"no_python": True}, ("x", "--local_rank=2", "a")),
     ],
 )
-def test_run_modes(run_mode: RunMode, argv: tuple[str, ...]) -> None:
-    request = LaunchRequest(script="x", args=("a",), run_mode=run_mode)
+def test_run_modes(flags: dict[str, bool], argv: tuple[str, ...]) -> None:
+    request = LaunchRequest(script="x", args=("a",), **flags)  # type: ignore[arg-type]
     assert rank_argv(request, "py", 2) == argv
 
 
@@ -108,7 +112,7 @@ def test_the_json_of_a_dry_run_whole() -> None:
             "argv": ["/usr/bin/python3", "-u", "train.py", f"--local_rank={local_rank}", "--lr", "1 e"],
         }
 
-    argv = ["/usr/bin/python3", "-ISu", "-c", BOOTSTRAP, "29501"]
+    argv = ["/usr/bin/python3", "-ISu", "-c", STDIN_BOOTSTRAP, "29501", "0"]
     env = {"PYTHONPATH": "/job"}
     assert record == {
         "world_size": 3,
@@ -141,5 +145,6 @@ def test_the_table_of_a_dry_run_whole(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == Path(__file__).with_name("dry_run_table.txt").read_text()
 
 
-def test_the_bootstrap_is_one_word_to_every_shell() -> None:
-    assert not set("'!$\\\n`") & set(BOOTSTRAP)
+@pytest.mark.parametrize("bootstrap", [ARGV_BOOTSTRAP, STDIN_BOOTSTRAP])
+def test_the_bootstrap_is_one_word_to_every_shell(bootstrap: str) -> None:
+    assert not set("'!$\\\n`") & set(bootstrap)

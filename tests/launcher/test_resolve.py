@@ -1,21 +1,26 @@
 """Requests against a machine: which hosts and devices come out, and every error word for word."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from dslaunch.hostfile import Host, TopologyError
-from dslaunch.launcher.devices import LocalDevices, count
+from dslaunch.launcher.devices import LocalDevices
 from dslaunch.launcher.errors import UsageError
-from dslaunch.launcher.request import Launcher, LaunchRequest, RunMode
-from dslaunch.launcher.resolve import Machine, resolve
+from dslaunch.launcher.machine import Machine
+from dslaunch.launcher.plan import Resolved
+from dslaunch.launcher.request import Launcher, LaunchRequest
+from dslaunch.launcher.resolve import resolve
 
 HOSTS = "worker-0 slots=2\nworker-1 slots=4\n"
 
 
 def request(**flags: object) -> LaunchRequest:
     return LaunchRequest(script="train.py", **flags)  # type: ignore[arg-type]
+
+
+def seen(found: Resolved) -> tuple[str, tuple[Host, ...], str]:
+    return found.backend, found.topology.hosts, found.device_kind
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +32,7 @@ def _files(machine: Machine) -> None:
 
 
 def with_gpus(machine: Machine, num_devices: int, **environ: str) -> Machine:
-    return replace(machine, devices=LocalDevices("cuda", num_devices), environ=environ)
+    return replace(machine, count_devices=lambda _: LocalDevices("cuda", num_devices), environ=environ)
 
 
 def test_without_hostfile_and_devices_one_cpu_rank(machine: Machine) -> None:
@@ -158,7 +163,7 @@ def test_what_is_not_there_is_said(machine: Machine, flags: dict[str, object]) -
 def test_a_script_that_is_not_there(machine: Machine) -> None:
     with pytest.raises(UsageError, match=f"no script nope.py in {machine.cwd}"):
         resolve(LaunchRequest(script="nope.py"), machine)
-    assert resolve(LaunchRequest(script="nope", run_mode=RunMode.MODULE), machine)
+    assert resolve(LaunchRequest(script="nope", module=True), machine)
     assert resolve(LaunchRequest(script="nope.py", hostfile="hosts"), machine)  # the hosts may have it
 
 
@@ -166,16 +171,3 @@ def test_a_bad_line_has_file_and_number(machine: Machine) -> None:
     (machine.cwd / "hosts").write_text("worker-0 slots=2\nworker-1 slots=4x\n")
     with pytest.raises(TopologyError, match=r"^hosts:2: .*'worker-1 slots=4x'$"):
         resolve(request(hostfile="hosts"), machine)
-
-
-def test_devices_are_counted_from_the_kernels_files(tmp_path: Path) -> None:
-    assert count(tmp_path) == LocalDevices("cpu", 0)
-    for node, gpu_id in enumerate(("0", "4711", "4712")):
-        folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}"
-        folder.mkdir(parents=True)
-        (folder / "gpu_id").write_text(f"{gpu_id}\n")
-    assert count(tmp_path) == LocalDevices("rocm", 2)
-    (tmp_path / "dev").mkdir()
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / "dev" / name).write_text("")
-    assert count(tmp_path) == LocalDevices("cuda", 2)

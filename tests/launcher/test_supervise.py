@@ -23,7 +23,7 @@ from dslaunch.launcher.supervise import (
 from dslaunch.launcher.verdict import Interrupted, LaunchFailed, NodeLost, RankEnd, RankFailed, Verdict
 
 RANKS = {0: (0, 1), 1: (2, 3)}
-READY = wire.Ready("host", 1, "3.11", ("10.0.0.1",), False, 1)
+READY = wire.Ready("host", 1, "3.11", ("10.0.0.1",), ("eth0",), False, 1, 2)
 
 
 @dataclass

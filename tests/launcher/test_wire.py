@@ -11,12 +11,17 @@ from dslaunch.launcher import wire
 text = st.binary(max_size=300).map(lambda data: data.decode("utf-8", "surrogateescape"))
 small = st.integers(-(2**31), 2**31)
 seconds = st.floats(0, 1e9, allow_nan=False)
+texts = st.lists(text, max_size=3).map(tuple)
 messages = st.one_of(
     st.builds(wire.PlanPiece, text, st.booleans()),
     st.builds(wire.Stop, small, seconds),
     st.builds(wire.Signal, small),
     st.just(wire.Heartbeat()),
-    st.builds(wire.Ready, text, small, text, st.lists(text, max_size=3).map(tuple), st.booleans(), small),
+    st.builds(wire.Ready, text, small, text, texts, texts, st.booleans(), small, small),
+    st.builds(wire.Probe, texts, small),
+    st.builds(wire.Reached, texts, texts),
+    st.builds(wire.Stdin, small, text, st.booleans()),
+    st.builds(wire.Goodbye, texts),
     st.builds(wire.Refused, text, text),
     st.builds(wire.Started, small, small),
     st.builds(wire.Output, small, st.sampled_from((1, 2)), text),
@@ -83,7 +88,7 @@ def test_output_of_any_bytes_fits_the_line_limit_and_arrives(unit: bytes) -> Non
 def test_plans_arrive_whole(plan: str) -> None:
     pieces = [
         message
-        for message in wire.Decoder().feed(wire.encode_plan(plan))
+        for message in wire.Decoder().feed(wire.encode_plans(plan))
         if isinstance(message, wire.PlanPiece)
     ]
     assert "".join(piece.text for piece in pieces) == plan
@@ -95,7 +100,12 @@ OLD_FRAMES = [
     b'{"t":"stop","signal":15,"grace_s":30.0}',
     b'{"t":"signal","signal":10}',
     b'{"t":"heartbeat"}',
-    b'{"t":"ready","hostname":"worker-0","pid":7,"python":"3.11.7","addresses":["10.0.0.1"],"port_in_use":false,"free_port":40001}',
+    b'{"t":"ready","hostname":"worker-0","pid":7,"python":"3.11.7","addresses":["10.0.0.1"],'
+    b'"interfaces":["eth0"],"port_in_use":false,"free_port":40001,"probe_port":40002}',
+    b'{"t":"probe","addresses":["10.0.0.1"],"port":40002}',
+    b'{"t":"reached","addresses":["10.0.0.1"],"interfaces":["eth0"]}',
+    b'{"t":"stdin","rank":0,"text":"c\\n","last":false}',
+    b'{"t":"goodbye","stuck":[]}',
     b'{"t":"refused","what":"no folder /x","hint":"create it"}',
     b'{"t":"started","rank":0,"pid":8}',
     b'{"t":"output","rank":0,"stream":1,"text":"hello\\n"}',

@@ -1,0 +1,110 @@
+"""From the plan's backend to the fleet that starts its agents, and to the command lines a dry run shows."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dslaunch.launcher.fleet import Fleet
+from dslaunch.launcher.group_fleet import ArgvFleet, GroupFleet, GroupSettings
+from dslaunch.launcher.plan import LaunchPlan, Resolved, host_python
+from dslaunch.launcher.render import agent_zip, argv_group_command, group_command, node_command
+from dslaunch.launcher.session_fleet import SessionFleet
+from dslaunch.runner_backends.command import Backend, GroupBackend, GroupCommand, NodeCommand
+
+
+def make_fleet(resolved: Resolved, plan: LaunchPlan) -> Fleet:
+    """Raises UsageError where the backend cannot do what was asked of it."""
+    request = resolved.request
+    group = _group_backend(resolved)
+    if group is None:
+        commands = node_commands(resolved, plan)
+        return SessionFleet(_backend(resolved), commands, python=resolved.python, lease_s=request.lease_s)
+    settings = GroupSettings(
+        num_nodes=len(plan.nodes),
+        python=agent_python(resolved, resolved.python),
+        lease_s=request.lease_s,
+        render=lambda plans: render_group(resolved, plan, group, plans),
+    )
+    return GroupFleet(group, settings) if group.has_stdin else ArgvFleet(group, settings)
+
+
+def agent_python(resolved: Resolved, python: str) -> tuple[str, ...]:
+    """How the agent's interpreter is started: within the venv script, where there is one."""
+    script = resolved.request.venv_script
+    if script is None:
+        return (python,)
+    return ("bash", "-c", 'source "$0" && exec "$@"', script, python)
+
+
+def node_commands(resolved: Resolved, plan: LaunchPlan) -> Mapping[int, NodeCommand]:
+    """What is started on each launched node, by node rank."""
+    archive = agent_zip()
+    hosts = resolved.topology.hosts
+    return {
+        node.node_rank: node_command(
+            hosts[node.node_rank],
+            agent_python(resolved, host_python(resolved, hosts[node.node_rank])),
+            plan.master.port,
+            archive,
+        )
+        for node in plan.launched
+    }
+
+
+def render_group(resolved: Resolved, plan: LaunchPlan, group: GroupBackend, plans: str) -> GroupCommand:
+    """What the tool is told to start everywhere."""
+    hosts, archive = resolved.topology.hosts, agent_zip()
+    python = agent_python(resolved, resolved.python)
+    if group.has_stdin:
+        return group_command(hosts, python, plan.master.port, archive, group.index_word)
+    return argv_group_command(hosts, python, plan.master.port, archive, group.index_word, plans)
+
+
+def agent_commands(resolved: Resolved, plan: LaunchPlan) -> Sequence[tuple[str, ...]]:
+    """For the dry run, what starts each node's agent: its own command, or that of the tool for all."""
+    group = _group_backend(resolved)
+    if group is None:
+        every_node = replace(plan, own_node=None)
+        return [command.argv for _, command in sorted(node_commands(resolved, every_node).items())]
+    return [group.tool_argv(render_group(resolved, plan, group, ""))] * len(plan.nodes)
+
+
+def _backend(resolved: Resolved) -> Backend:
+    """A backend with a session for each host. They are imported when needed: asyncssh is slow to load."""
+    config = _ssh_config(resolved)
+    match resolved.backend:
+        case "local":
+            from dslaunch.runner_backends.local import LocalBackend
+
+            return LocalBackend()
+        case "openssh":
+            from dslaunch.runner_backends.openssh import OpenSshBackend
+
+            return OpenSshBackend(config, launcher_args=_launcher_args(resolved))
+    from dslaunch.runner_backends.ssh import SshBackend
+
+    return SshBackend(config)
+
+
+def _group_backend(resolved: Resolved) -> GroupBackend | None:
+    """A tool that starts all agents; None where the backend has a session for each host."""
+    launcher_args = _launcher_args(resolved)
+    match resolved.backend:
+        case "pdsh":
+            from dslaunch.runner_backends.pdsh import PdshBackend
+
+            return PdshBackend(_ssh_config(resolved), launcher_args=launcher_args)
+        case _:
+            return None
+
+
+def _ssh_config(resolved: Resolved) -> Path | None:
+    config = resolved.request.ssh_config
+    return None if config is None else Path(config)
+
+
+def _launcher_args(resolved: Resolved) -> tuple[str, ...]:
+    return tuple(shlex.split(resolved.request.launcher_args))

@@ -1,0 +1,193 @@
+"""Agents that one tool starts on all hosts at once: srun, mpirun, and pdsh, which carries no stdin."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dslaunch.launcher import wire
+from dslaunch.launcher.fleet import AgentLink, NoAgentError, Post, no_agent
+from dslaunch.launcher.node_plan import NodePlan, plans_to_json
+from dslaunch.launcher.supervise import AgentClosed, FromAgent, Input
+from dslaunch.runner_backends.command import Group, GroupBackend, GroupCommand, SessionEnd
+from dslaunch.runner_backends.errors import BackendError
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What every group fleet is told.
+
+    `render(plans)` gives the tool's command; `plans` is JSON for tools without stdin, else "".
+    """
+
+    num_nodes: int
+    python: tuple[str, ...]
+    lease_s: float
+    render: Callable[[str], GroupCommand]
+
+
+class GroupFleet:
+    """Agents with a common way down: what is written reaches all of them."""
+
+    can_probe = True
+
+    def __init__(self, backend: GroupBackend, settings: GroupSettings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._links: list[AgentLink] = []
+        self._group: Group | None = None
+        self._closed: set[int] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, post: Post) -> None:
+        self._links = [AgentLink(i, self._posting(post)) for i in range(self._settings.num_nodes)]
+        self._tasks.append(asyncio.create_task(self._serve(self._settings.render(""))))
+
+    def _posting(self, post: Post) -> Post:
+        """An agent that said goodbye has ended, though the tool goes on; each end is told once."""
+
+        def once(what: Input) -> None:
+            if isinstance(what, AgentClosed):
+                if what.node_rank in self._closed:
+                    return
+                self._closed.add(what.node_rank)
+            post(what)
+            if isinstance(what, FromAgent) and isinstance(what.message, wire.Goodbye):
+                once(AgentClosed(what.node_rank, "ended", ""))
+
+        return once
+
+    async def _serve(self, command: GroupCommand) -> None:
+        """The tool from its start to its end; then every agent's end has been told."""
+        ends = [AgentClosed(link.node_rank, "was not started", "") for link in self._links]
+        try:
+            self._group = await self._backend.start(command)
+            heard = await asyncio.gather(*(self._listen(link, self._group) for link in self._links))
+            end = await self._group.wait()
+            ends = [told or self._end(link, end) for link, told in zip(self._links, heard, strict=True)]
+        except BackendError as error:
+            ends = [AgentClosed(link.node_rank, error.what, error.hint) for link in self._links]
+        finally:
+            for link, closed in zip(self._links, ends, strict=True):
+                link.post(closed)
+
+    async def _listen(self, link: AgentLink, group: Group) -> AgentClosed | None:
+        try:
+            await link.listen(group.output(link.node_rank))
+        except (wire.WireError, NoAgentError) as error:
+            group.kill()
+            return no_agent(link.node_rank, error)
+        return None
+
+    def _end(self, link: AgentLink, end: SessionEnd) -> AgentClosed:
+        return link.closed(end, self._settings.python[-1], self._settings.lease_s)
+
+    def begin(self, plans: Sequence[NodePlan]) -> None:
+        self._write(wire.encode_plans(plans_to_json(plans)))
+
+    def send(self, message: wire.Down) -> None:
+        self._write(wire.encode(message))
+
+    def tell(self, node_rank: int, data: bytes) -> None:
+        self._write(data)  # agents pass over what is for another's rank
+
+    def _write(self, data: bytes) -> None:
+        if self._group is not None:
+            self._group.write(data)
+
+    def stop(self, number: int, grace_s: float, *, has_begun: bool) -> None:
+        if self._group is None:
+            self._tasks[0].cancel()
+        elif has_begun:
+            self.send(wire.Stop(number, grace_s))
+        else:
+            self._group.close_stdin()
+
+    def drop_silent(self, lease_s: float) -> None:
+        for link in self._links:
+            if link.falls_silent(lease_s):
+                link.post(AgentClosed(link.node_rank, f"no sign of life for {lease_s:g} s", ""))
+
+    async def close(self) -> None:
+        if self._group is not None:
+            self._group.kill()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._backend.close()
+
+
+class ArgvFleet(GroupFleet):
+    """Agents that get their plans in argv, and of what is sent later only the end of the tool.
+
+    The tool runs twice: first its agents only say ready; when it is known where the ranks meet, it starts
+    others with the plans. Signals travel by a run of their own.
+    """
+
+    can_probe = False
+
+    def __init__(self, backend: GroupBackend, settings: GroupSettings) -> None:
+        super().__init__(backend, settings)
+        self._plans: Sequence[NodePlan] = ()
+
+    def start(self, post: Post) -> None:
+        self._tasks.append(asyncio.create_task(self._ask_and_run(post)))
+
+    async def _ask_and_run(self, post: Post) -> None:
+        """The first agents' ends are told only where they end before they were all ready."""
+        self._links = [AgentLink(i, self._asking(post)) for i in range(self._settings.num_nodes)]
+        await self._serve(self._settings.render(""))
+        if self._plans:
+            self._links = [AgentLink(i, self._posting(post)) for i in range(self._settings.num_nodes)]
+            await self._serve(self._settings.render(plans_to_json(self._plans)))
+
+    def _asking(self, post: Post) -> Post:
+        def post_until_begun(what: Input) -> None:
+            if not self._plans:
+                post(what)
+
+        return self._posting(post_until_begun)
+
+    def begin(self, plans: Sequence[NodePlan]) -> None:
+        self._plans = plans
+        self._closed.clear()
+        assert self._group is not None
+        self._group.close_stdin()
+
+    def send(self, message: wire.Down) -> None:
+        match message:
+            case wire.Signal(signal.SIGKILL):
+                self._end_tool()
+            case wire.Signal(number):
+                self._signal_agents(number)
+            case _:
+                pass  # heartbeats do not come down: these plans have no lease
+
+    def tell(self, node_rank: int, data: bytes) -> None:
+        raise AssertionError("the command line refuses --stdin for this backend")
+
+    def stop(self, number: int, grace_s: float, *, has_begun: bool) -> None:
+        if has_begun and self._plans and number != signal.SIGKILL:
+            self._signal_agents(number)
+        else:
+            self._end_tool()
+
+    def _end_tool(self) -> None:
+        if self._group is None:
+            self._tasks[0].cancel()
+        else:
+            self._group.close_stdin()
+
+    def _signal_agents(self, number: int) -> None:
+        self._tasks.append(asyncio.create_task(self._run_kill(number)))
+
+    async def _run_kill(self, number: int) -> None:
+        """An agent takes a signal as its ranks': a notice is passed on, any other ends them with grace."""
+        pids = {link.node_rank: link.pid for link in self._links if link.pid and not link.said_goodbye}
+        code = f"import os,sys;p={pids}.get(int(sys.argv[1]));p and os.kill(p,{number})"
+        command = self._settings.render("")
+        argv = (*self._settings.python, "-ISc", code, self._backend.index_word)
+        group = await self._backend.start(GroupCommand(command.hosts, argv, b""))
+        await group.wait()

@@ -1,0 +1,79 @@
+"""`--run_dir`: what a run leaves for later: plan.json, events.jsonl, verdict.json and logs."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from dslaunch.launcher import wire
+from dslaunch.launcher.environment import masked
+from dslaunch.launcher.errors import UsageError
+from dslaunch.launcher.plan import LaunchPlan
+from dslaunch.launcher.supervise import AgentClosed, Deadline, FromAgent, Input
+from dslaunch.launcher.verdict import Interrupted, Verdict
+
+
+class RunFolder:
+    """Writes as the run goes; a run that is killed leaves what it knew."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UsageError where the folder cannot be made."""
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._events = (folder / "events.jsonl").open("a", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to --run_dir {folder}: {error.strerror}", "choose another folder"
+            ) from error
+
+    @property
+    def logs(self) -> Path:
+        """Where the ranks' logs go."""
+        return self._folder / "logs"
+
+    def write_plan(self, plan: LaunchPlan) -> None:
+        """The plan, values that look like secrets masked."""
+        record = asdict(plan)
+        for node in record["nodes"]:
+            for part in (node, *node["ranks"]):
+                part["env"] = {name: masked(name, value) for name, value in part["env"].items()}
+        self._write("plan.json", record)
+
+    def write_input(self, what: Input) -> None:
+        """One line for everything that happened, except output and heartbeats, with this machine's time."""
+        match what:
+            case FromAgent(_, wire.Output() | wire.Heartbeat()):
+                return
+            case FromAgent(node_rank, message):
+                record = {"event": type(message).__name__, "node_rank": node_rank, **asdict(message)}
+            case AgentClosed(node_rank, reason):
+                record = {"event": "AgentClosed", "node_rank": node_rank, "reason": reason}
+            case Interrupted(number):
+                record = {"event": "Interrupted", "signal": number}
+            case Deadline():
+                record = {"event": "Deadline", "which": what.name}
+        self._events.write(json.dumps({"launcher_time_ns": time.time_ns(), **record}) + "\n")
+        self._events.flush()
+
+    def write_verdict(self, verdict: Verdict, words: list[str]) -> None:
+        """The end, as values and in the words that were shown."""
+        cause = (
+            None if verdict.cause is None else {"kind": type(verdict.cause).__name__, **asdict(verdict.cause)}
+        )
+        self._write(
+            "verdict.json",
+            {
+                "exit_code": verdict.exit_code,
+                "cause": cause,
+                "collateral": [asdict(end) for end in verdict.collateral],
+                "silent_nodes": verdict.silent_nodes,
+                "report": words,
+            },
+        )
+        self._events.close()
+
+    def _write(self, name: str, record: object) -> None:
+        (self._folder / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
