@@ -89,8 +89,8 @@ def test_what_follows_the_script_is_the_scripts(args: list[str]) -> None:
         ),
         (
             ["--launcher", "bogus", "x.py"],
-            "Invalid value for '--launcher': 'bogus' is not one of auto, ssh, openssh, pdsh, slurm, openmpi, mpich, "
-            "impi, mvapich, local",
+            "Invalid value for '--launcher': 'bogus' is not one of auto, ssh, openssh, pdsh, slurm, "
+            "openmpi, mpich, impi, mvapich, local",
         ),
         (["--hostfile"], "Option '--hostfile' requires an argument"),
     ],
