@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dslaunch.launcher import wire
 from dslaunch.launcher.fleet import AgentLink, NoAgentError, Post, no_agent
@@ -140,6 +140,7 @@ class ArgvFleet(GroupFleet):
         self._links = [AgentLink(i, self._asking(post)) for i in range(self._settings.num_nodes)]
         await self._serve(self._settings.render(""))
         if self._plans:
+            self._closed.clear()
             self._links = [AgentLink(i, self._posting(post)) for i in range(self._settings.num_nodes)]
             await self._serve(self._settings.render(plans_to_json(self._plans)))
 
@@ -151,8 +152,8 @@ class ArgvFleet(GroupFleet):
         return self._posting(post_until_begun)
 
     def begin(self, plans: Sequence[NodePlan]) -> None:
-        self._plans = plans
-        self._closed.clear()
+        # no sign of life can come down
+        self._plans = [replace(plan, lease_s=0.0) for plan in plans]
         assert self._group is not None
         self._group.close_stdin()
 
