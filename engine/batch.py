@@ -28,9 +28,7 @@ class BatchSizes:
 
 
 def resolve_batch(request: BatchRequest, world: World) -> BatchSizes:
-    """Fill in what is not given as DeepSpeed does, then check all three numbers; ConfigError if they
-    disagree.
-    """
+    """Fill in what is not given as DeepSpeed does; ConfigError if the three numbers disagree."""
     train, micro = request.train_batch_size, request.train_micro_batch_size_per_gpu
     accumulation = request.gradient_accumulation_steps
     ranks = world.size

@@ -48,9 +48,7 @@ class Bucket:
 
     @property
     def grads_in_place(self) -> bool:
-        """Whether autograd itself accumulates into the bucket; not so when gradients are kept in another
-        dtype.
-        """
+        """Whether autograd accumulates into the bucket itself; not so where the dtypes differ."""
         return self.grads.dtype == self.params.dtype
 
     def adopt_gradient(self, index: int) -> None:

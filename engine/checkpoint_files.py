@@ -1,5 +1,4 @@
-"""Files of a checkpoint: written beside, flushed, renamed into place; checked before they are read. No
-torch.
+"""Files of a checkpoint: written beside, renamed into place, checked before they are read. No torch.
 
 A checkpoint `<dir>/<tag>` is written as `<dir>/.<tag>.saving` and renamed when complete. Replacing a tag
 moves the old one to `<dir>/.<tag>.replaced` for the moment between two renames; whoever finds only that one

@@ -83,9 +83,7 @@ def load(engine: Engine, request: LoadRequest) -> tuple[str, dict[str, object]] 
 
 
 def _check_fit(engine: Engine, request: LoadRequest, manifest: Manifest) -> None:
-    """Every parameter to train must be in the checkpoint with its shape, if its optimizer state is asked
-    for.
-    """
+    """Every parameter whose optimizer state is asked for must be there with its shape."""
     if engine.optimizer is None or not _wants_optimizer(request, manifest):
         return
     for bucket in engine.optimizer.buckets:
@@ -137,9 +135,7 @@ def _load_module(
 def _load_optimizer(
     optimizer: ShardedAdamW, request: LoadRequest, directory: Path, manifest: Manifest
 ) -> None:
-    """Masters from the module's parameters, then whatever the shards know better, then the parameters from
-    those.
-    """
+    """Masters from the module, then whatever the shards know better, then parameters from masters."""
     optimizer.refresh_masters()
     optimizer.zero_grad()
     optimizer.reducer.reset()

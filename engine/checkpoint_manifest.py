@@ -61,10 +61,9 @@ def write(manifest: Manifest, directory: Path) -> None:
 
 
 def read(directory: Path) -> Manifest:
-    """The manifest of a checkpoint; CheckpointError naming the file if it is missing, damaged or newer than
-    this.
-    """
+    """The manifest of a checkpoint; CheckpointError if it is missing, damaged or of another version."""
     path = directory / NAME
+    body: dict[str, object] = {}
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         checksum = body.pop("checksum")

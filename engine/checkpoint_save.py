@@ -42,9 +42,7 @@ class SaveRequest:
 
 
 def save(engine: Engine, request: SaveRequest) -> None:
-    """Write the checkpoint. Collective; CheckpointError on every rank if it fails on one, and nothing is
-    replaced.
-    """
+    """Write the checkpoint. Collective. A failure on one rank raises on all and replaces nothing."""
     ranks = Ranks(engine.world, engine.control)
     ranks.enter("save_checkpoint")
     if engine.micro_steps % engine.batch_sizes.accumulation:

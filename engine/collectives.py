@@ -49,9 +49,7 @@ def all_reduce_mean(bucket: torch.Tensor) -> Pending:
 
 
 def reduce_scatter_mean(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
-    """Start averaging `bucket` [P] over all ranks into `shard` [S], this rank's part of it; the rest is
-    left undefined.
-    """
+    """Start averaging `bucket` [P] into `shard` [S], this rank's part of it; the rest is undefined."""
     averages = _averages(bucket)
     operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
     try:

@@ -112,9 +112,7 @@ def parse_config(raw: Mapping[str, object]) -> EngineConfig:
 
 
 def _checked_precision(raw: Mapping[str, object]) -> Mapping[str, object]:
-    """`bfloat16` under its newer name; both precisions at once get DeepSpeed's sentence before fp16 is
-    refused.
-    """
+    """`bfloat16` under its newer name; fp16 is refused, with DeepSpeed's sentence if both are on."""
     if "bfloat16" in raw:
         if "bf16" in raw:
             raise ConfigError("bf16 and bfloat16 are the same section, both are given", "keep bf16")

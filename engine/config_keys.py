@@ -24,9 +24,7 @@ class Honoured:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """Accepted; one line says `why` it changes nothing, unless the value is in `quiet` (what the engine
-    does anyway).
-    """
+    """Accepted; one line says `why` it changes nothing, unless the engine does it anyway (`quiet`)."""
 
     why: str
     quiet: tuple[object, ...] = ()
@@ -50,9 +48,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """An object switched by `enabled`; off is fine, on gets `answer`. `keys` None: anything may stand in
-    it.
-    """
+    """An object switched by `enabled`: on gets `answer`. `keys` None: anything may stand in it."""
 
     answer: NoEffect | Refused
     keys: frozenset[str] | None = None

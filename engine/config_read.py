@@ -129,9 +129,7 @@ def as_mapping(path: str, value: object) -> Mapping[str, object]:
 
 
 def unknown_key(prefix: str, key: str, known: Collection[str]) -> ConfigError:
-    """The error for a key nobody knows below `prefix` (empty, or ending in a dot), with the nearest known
-    one.
-    """
+    """The error for an unknown key below `prefix` (empty, or ending in a dot), with the nearest one."""
     what = f"unknown key {prefix}{key}"
     section, dot, inner = key.partition(".")
     if dot and section in known:

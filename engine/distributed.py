@@ -1,6 +1,4 @@
-"""Joining the job: the process group from the environment contract, the device of this rank, and the
-control group.
-"""
+"""Joining the job: the process group from the environment, this rank's device, the control group."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Make sure that a torch process group exists; an existing one is adopted, so calling twice is
-    harmless.
+    """Make sure that a torch process group exists; an existing one is adopted.
 
     The ranks come from RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Where none of them is set
     the process trains alone in a group of one. EngineError names the variables that are missing when only
@@ -113,7 +110,11 @@ def control_group(world: World) -> dist.ProcessGroup | None:
     """
     if world.size == 1:
         return None
-    return dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    if dist.get_backend() == "gloo":
+        return dist.group.WORLD
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def _leave() -> None:

@@ -81,8 +81,7 @@ class Engine(torch.nn.Module):
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
-        """Accumulate the gradients of `loss` (a scalar) divided by the accumulation steps; returns the
-        divided loss.
+        """Accumulate the gradients of `loss` (a scalar) / accumulation steps; returns that quotient.
 
         `loss.backward()` works as well; the division is then the script's.
         """
@@ -104,8 +103,7 @@ class Engine(torch.nn.Module):
         return loss
 
     def step(self) -> None:
-        """Count a micro step; at the accumulation boundary update parameters, schedule and counters.
-        Collective.
+        """Count a micro step; at the boundary update parameters, schedule and counters. Collective.
 
         A step without a backward before it is a step with zero gradients.
         """
@@ -139,8 +137,7 @@ class Engine(torch.nn.Module):
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Write `save_dir/tag` (default global_step<N>) on all ranks together; rank 0's `client_state` is
-        kept.
+        """Write `save_dir/tag` (default global_step<N>). Collective; rank 0's `client_state` is kept.
 
         Either the whole checkpoint appears and `latest` names it, or CheckpointError and nothing has changed.
         """
@@ -161,8 +158,7 @@ class Engine(torch.nn.Module):
         load_module_only: bool = False,
         custom_load_fn: CustomLoad | None = None,
     ) -> tuple[str, dict[str, object]] | tuple[None, None]:
-        """Restore what `save_checkpoint` wrote, at whatever world size and stage; default tag: what
-        `latest` names.
+        """Restore what `save_checkpoint` wrote, at any world size and stage; default: the `latest` tag.
 
         Returns the directory read and the client state, or (None, None) with a warning where there is
         nothing.
@@ -205,9 +201,7 @@ class Engine(torch.nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside accumulate on this rank only; the next `step()` at a boundary averages
-        everything.
-        """
+        """Backward passes inside accumulate on this rank; the next boundary `step()` averages it all."""
         if not self._syncing:
             raise EngineError("no_sync() inside no_sync()", "leave the outer block first")
         self._syncing = False

@@ -60,8 +60,7 @@ def initialize(
     mesh_param: object = None,
     config_params: ConfigInput | None = None,
 ) -> Initialized:
-    """Make an engine of `model`: (engine, optimizer, training dataloader, scheduler). Collective over all
-    ranks.
+    """Make an engine of `model`: (engine, optimizer, training dataloader, scheduler). Collective.
 
     The configuration is `config`, `config_params` or `args.deepspeed_config`: a path, a dict, or base64 of
     JSON. The process group is created unless it exists. The model is cast, moved to this rank's device and
@@ -202,7 +201,7 @@ def _scheduler(
         return None
     if client is None:
         return None if settings.scheduler is None else build_scheduler(settings.scheduler, optimizer)
-    if not hasattr(client, "step"):
+    if not hasattr(client, "step") and callable(client):
         return client(optimizer)
     bound = getattr(client, "optimizer", None)
     if plan is None or bound is None or bound is not plan.client:

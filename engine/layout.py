@@ -64,9 +64,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class SliceCopy:
-    """Copy `numel` elements of a bucket's shard of an old layout to one of a new layout; starts count
-    within the shards.
-    """
+    """Copy `numel` elements of an old layout's shard to a new one's; starts count within the shards."""
 
     source_shard: int
     source_bucket: int

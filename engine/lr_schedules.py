@@ -135,9 +135,7 @@ class WarmupDecayLR(WarmupLR):
 
 
 class WarmupCosineLR(WarmupLR):
-    """Scales each group's own rate: up from `warmup_min_ratio` to 1, then down a half cosine to
-    `cos_min_ratio`.
-    """
+    """Scales each group's rate: from `warmup_min_ratio` up to 1, then half a cosine to `cos_min_ratio`."""
 
     def __init__(
         self,

@@ -70,9 +70,7 @@ class ShardedAdamW(torch.optim.Optimizer):
         super().__init__(cast("list[dict[str, object]]", list(groups)), {})
 
     def add_param_group(self, param_group: dict[str, object]) -> None:
-        """Part of construction only: torch's own version would import torch._dynamo, over a second of
-        start-up.
-        """
+        """Part of construction only; torch's own would import torch._dynamo, over a second of start-up."""
         if len(self.param_groups) == self._num_groups:
             raise EngineError(
                 "parameter groups cannot be added after initialize", "pass all groups as model_parameters"

@@ -1,6 +1,4 @@
-"""Optimizer parameter groups: from the config, from the script's groups, or from the script's torch
-optimizer.
-"""
+"""Optimizer parameter groups: from the config, the script's groups, or its torch optimizer."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ _KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """The parameter groups to train, hyperparameters filled in; `client` is the script's optimizer they
-    came from.
-    """
+    """The groups to train, hyperparameters filled in; `client` is the script's optimizer if they are its."""
 
     groups: list[ParamGroup]
     client: torch.optim.Optimizer | None = None
@@ -57,8 +53,7 @@ def plan_groups(
     model_parameters: ModelParameters | None,
     model: torch.nn.Module,
 ) -> GroupPlan | None:
-    """The groups of trainable parameters; None when neither config nor script names an optimizer
-    (evaluation).
+    """The groups of trainable parameters; None where no optimizer is named (evaluation).
 
     A client optimizer wins over the config, as in DeepSpeed. Frozen parameters are left out of their groups.
     """

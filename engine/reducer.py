@@ -19,9 +19,7 @@ from dslaunch.engine.errors import EngineError
 
 
 class Reducer:
-    """Owns the hooks and the collectives in flight. One rank, or `overlap` off: no bucket leaves before
-    `finish`.
-    """
+    """Owns the hooks and the collectives in flight. Without `overlap` no bucket leaves before `finish`."""
 
     def __init__(self, buckets: Sequence[Bucket], sharding: Sharding, num_ranks: int, overlap: bool) -> None:
         self.armed = False  # the engine sets it: the next backward is the last of this optimizer step

@@ -1,5 +1,4 @@
-"""Adam and AdamW on flat shards: the reference every fused kernel is compared with. `S` elements of one
-rank's shard.
+"""Adam and AdamW on flat shards, the reference of every fused kernel. `S` elements of a rank's shard.
 
 Sources: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1; Loshchilov and
 Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
@@ -44,9 +43,7 @@ class AdamWShard:
 
 
 def adamw_(shard: AdamWShard, scalars: AdamWStep, grad_scale: torch.Tensor | None) -> None:
-    """One step in place. The gradient is multiplied by `grad_scale` (fp32 scalar tensor; None is 1) as it
-    is read.
-    """
+    """One step in place; the gradient times `grad_scale` (fp32 scalar tensor; None is 1)."""
     numel = shard.master.numel()
     chunk = _GPU_CHUNK_NUMEL if shard.master.is_cuda else _CPU_CHUNK_NUMEL
     for start in range(0, numel, chunk):

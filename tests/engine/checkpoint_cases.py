@@ -213,6 +213,14 @@ def refuse_to_save(directory: str) -> list[str]:
     return said
 
 
+def a_disk_that_refuses(directory: str) -> str:
+    """The directory to save to lies below a file."""
+    engine = engine_of(1, False, 1)
+    with pytest.raises(deepspeed.CheckpointError) as caught:
+        engine.save_checkpoint(directory)
+    return caught.value.what
+
+
 def steps_of_a_linear(directory: str) -> int:
     config = {"train_batch_size": 1, "optimizer": {"type": "Adam"}, "log_level": "error"}
     engine = deepspeed.initialize(model=torch.nn.Linear(64, 64), config=config)[0]

@@ -167,6 +167,21 @@ def test_frozen_parameters_can_be_left_out(ranks: RankPool, tmp_path: Path) -> N
     ranks.run(1, "checkpoint_cases", "frozen_parameters_can_be_left_out", str(tmp_path))
 
 
+def test_what_rank_0_cannot_write_is_an_error_on_all(ranks: RankPool, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = ranks.run(2, "checkpoint_cases", "a_disk_that_refuses", str(tmp_path / "file" / "below"))
+    assert said[0] == said[1]
+    assert str(said[0]).startswith("rank 0: [Errno 20] Not a directory")
+
+
+def test_between_the_two_renames_the_replaced_one_is_read(
+    ranks: RankPool, saved: Path, tmp_path: Path
+) -> None:
+    subprocess.run(["cp", "-r", f"{saved}/.", str(tmp_path)], check=True)
+    (tmp_path / "world2").rename(tmp_path / ".world2.replaced")
+    ranks.run(1, "checkpoint_cases", "load", str(tmp_path), "world2", 1, False)
+
+
 def test_refusals_leave_nothing_behind(ranks: RankPool, tmp_path: Path) -> None:
     for said in ranks.run(2, "checkpoint_cases", "refuse_to_save", str(tmp_path)):
         assert said[0].startswith(
