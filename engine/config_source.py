@@ -48,7 +48,10 @@ def load_source(source: ConfigInput) -> Mapping[str, object]:
         return source
     path = Path(source)
     if _is_file(path):
-        return parse_text(path.read_text(encoding="utf-8"), str(path))
+        try:
+            return parse_text(path.read_text(encoding="utf-8-sig"), str(path))
+        except UnicodeDecodeError:
+            raise ConfigError(f"{path} is not UTF-8 text", "save it as UTF-8") from None
     try:
         text = base64.urlsafe_b64decode(str(source)).decode("utf-8")
     except (binascii.Error, UnicodeDecodeError, ValueError):

@@ -113,6 +113,10 @@ def _place(model: torch.nn.Module, settings: EngineConfig, device: torch.device)
             raise EngineError(
                 f"parameter {name} is on the meta device", "materialise the model before initialize"
             )
+        if param.requires_grad and not param.is_floating_point():
+            raise EngineError(
+                f"parameter {name} is {param.dtype}: only real numbers are trained", "freeze it"
+            )
         if settings.dtype == "fp32" and param.requires_grad and param.dtype != torch.float32:
             raise EngineError(
                 f"parameter {name} is {param.dtype}, but the config trains in fp32",

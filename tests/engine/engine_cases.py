@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import dslaunch.engine as deepspeed
+from dslaunch.engine import collectives
 
 
 def config(**more: object) -> dict[str, object]:
@@ -185,6 +186,33 @@ def without_an_optimizer_the_engine_evaluates() -> None:
             call()
 
 
+def reduce_scatter_may_be_missing() -> None:
+    """A backend that lacks it gets an all-reduce of the same bucket."""
+    torch.manual_seed(dist.get_rank())
+    trained = []
+    for missing in (False, True):
+        engine = engine_of()
+        if trained:
+            engine.module.load_state_dict(trained[0][0])
+            assert engine.optimizer is not None
+            engine.optimizer.refresh_masters()
+        start = {name: value.clone() for name, value in engine.module.state_dict().items()}
+        torch.manual_seed(7 + dist.get_rank())
+        original = collectives._reduce_scatter
+        if missing:
+            collectives._reduce_scatter = refuse
+        try:
+            micro_step(engine)
+        finally:
+            collectives._reduce_scatter = original
+        trained.append((start, [param.detach().clone() for param in engine.parameters()]))
+    assert all(torch.equal(a, b) for a, b in zip(trained[0][1], trained[1][1], strict=True))
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise RuntimeError("ProcessGroupGloo does not support reduce_scatter")
+
+
 def second_backward_after_averaging_is_an_error() -> None:
     engine = engine_of()
     x = torch.randn(2, 4)
@@ -282,10 +310,12 @@ def training_data_is_shared_out() -> None:
     assert passes[0] != passes[1]
 
 
-def a_save_by_rank_0_alone_is_an_error(directory: str) -> float:
+def a_save_by_one_rank_alone_is_an_error(directory: str, who: int) -> float:
     engine = engine_of()
     micro_step(engine)
-    if dist.get_rank() != 0:
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() != who:
+        store.wait(["over"])  # alive, but in no collective
         return 0.0
     started = time.monotonic()
     with pytest.raises(
@@ -293,7 +323,9 @@ def a_save_by_rank_0_alone_is_an_error(directory: str) -> float:
     ) as caught:
         engine.save_checkpoint(directory)
     assert "call save_checkpoint on every rank" in caught.value.hint
-    return time.monotonic() - started
+    took_s = time.monotonic() - started
+    store.set("over", "")
+    return took_s
 
 
 def assert_ranks_agree(engine: deepspeed.Engine) -> None:

@@ -380,6 +380,16 @@ def test_syntax_errors_name_line_and_column(tmp_path: Path) -> None:
     assert caught.value.what == f"{path}:4:7: not valid JSON: expecting ':' delimiter"
 
 
+def test_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_bytes(b'\xef\xbb\xbf{"train_batch_size": 2}')
+    assert load_config(path).batch.train_batch_size == 2
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert caught.value.what == f"{path} is not UTF-8 text"
+
+
 def test_duplicate_keys() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_text('{"a": 1, "b": {"c": 1, "c": 2}, "a": 3}', "x.json")

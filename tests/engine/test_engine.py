@@ -36,18 +36,23 @@ def test_on_one_rank_and_on_two(ranks: RankPool, world: int, behaviour: str) -> 
 
 @pytest.mark.parametrize(
     "behaviour",
-    ["second_backward_after_averaging_is_an_error", "different_models_are_an_error_on_every_rank"],
+    [
+        "reduce_scatter_may_be_missing",
+        "second_backward_after_averaging_is_an_error",
+        "different_models_are_an_error_on_every_rank",
+    ],
 )
 def test_on_two_ranks(ranks: RankPool, behaviour: str) -> None:
     ranks.run(2, "engine_cases", behaviour)
 
 
-def test_a_save_by_rank_0_alone_ends_in_seconds(
-    ranks: RankPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_save_by_one_rank_alone_ends_in_seconds(
+    ranks: RankPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: int
 ) -> None:
     monkeypatch.setenv("DSLAUNCH_CHECKPOINT_TIMEOUT_S", "1")
     ranks.close()  # the next ranks start with that variable
-    took_s = ranks.run(2, "engine_cases", "a_save_by_rank_0_alone_is_an_error", str(tmp_path))[0]
+    took_s = ranks.run(2, "engine_cases", "a_save_by_one_rank_alone_is_an_error", str(tmp_path), who)[who]
     ranks.close()
     assert isinstance(took_s, float)
     assert took_s < 5
