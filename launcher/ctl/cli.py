@@ -1,0 +1,103 @@
+"""The `dslaunchctl` command: argv to the companions, and their errors to words and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+
+import click
+
+from dslaunch.hostfile import TopologyError
+from dslaunch.launcher.ctl.options import host_request, takes_hosts
+from dslaunch.launcher.errors import EXIT_USAGE, UsageError
+from dslaunch.launcher.options import underscores
+
+_EXIT_INTERRUPTED = 130
+_EXIT_PIPE = 141
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
+
+
+@click.group(
+    context_settings={
+        "token_normalize_func": underscores,
+        "max_content_width": 110,
+        "help_option_names": ["-h", "--help"],
+    },
+    invoke_without_command=True,
+)
+@click.version_option(version("dslaunch"), message="%(prog)s %(version)s")
+@click.pass_context
+def _dslaunchctl(context: click.Context) -> None:
+    """The companions of dslaunch. Every option may be spelled with - or _."""
+    if context.invoked_subcommand is None:
+        raise UsageError("no command", "dslaunchctl report, hosts or exec; see dslaunchctl --help")
+
+
+@_dslaunchctl.command()
+@_JSON
+def report(as_json: bool) -> int:
+    """Tell what this machine has: torch, CUDA, NCCL, driver, GPUs, compilers, kernels, tools."""
+    from dslaunch.launcher.ctl.report import gather, report_as_json, report_as_text
+
+    found = gather()
+    click.echo(report_as_json(found) if as_json else report_as_text(found))
+    return 0
+
+
+@takes_hosts
+@_dslaunchctl.command()
+@_JSON
+def hosts(as_json: bool, **flags: object) -> int:
+    """Tell which hosts and slots the hostfile, the allocation and the filters come to."""
+    from dslaunch.launcher.ctl.hosts import hosts_as_json, hosts_as_text
+    from dslaunch.launcher.machine import Machine
+    from dslaunch.launcher.resolve import resolve
+
+    found = resolve(host_request(flags), Machine.here())
+    show = hosts_as_json if as_json else hosts_as_text
+    click.echo(show(found.topology, found.origin))
+    return 0
+
+
+@takes_hosts
+@_dslaunchctl.command("exec", context_settings={"allow_interspersed_args": False})
+@click.option("--no_fold", is_flag=True, help="Show lines as they come, each behind its host's name.")
+@click.argument("argv", metavar="-- COMMAND [ARGS]...", nargs=-1, type=click.UNPROCESSED)
+def execute(no_fold: bool, argv: tuple[str, ...], **flags: object) -> int:
+    """Run COMMAND on every host at once, and show equal answers once.
+
+    It is run without a shell, stdin empty, its stderr among its stdout. The exit code is the largest of
+    all hosts'; 110 where a host could not be reached, 111 where the way to one was lost. Ctrl-C ends it
+    everywhere: SIGTERM, and SIGKILL after 3 s; once more does not wait.
+    """
+    if not argv:
+        raise UsageError("no command to run", "dslaunchctl exec [OPTIONS] -- COMMAND [ARGS]...")
+    from dslaunch.launcher.ctl.execute import execute_on_hosts
+    from dslaunch.launcher.machine import Machine
+    from dslaunch.launcher.resolve import resolve
+
+    return execute_on_hosts(resolve(host_request(flags), Machine.here()), argv, fold=not no_fold)
+
+
+def main() -> int:
+    """Entry point of `dslaunchctl`."""
+    try:
+        code: object = _dslaunchctl.main(sys.argv[1:], prog_name="dslaunchctl", standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        where = "dslaunchctl" if error.ctx is None else error.ctx.command_path
+        return _refuse(error.format_message().rstrip("."), f"see {where} --help")
+    except (UsageError, TopologyError) as error:
+        return _refuse(str(error), error.hint)
+    except click.Abort:
+        return _EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit flushes into it again
+        return _EXIT_PIPE
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(what: str, hint: str) -> int:
+    click.echo(f"error: {what}\nhint: {hint}", err=True)
+    return EXIT_USAGE
