@@ -29,7 +29,6 @@ from dslaunch.engine.checkpoint_save import (
 from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.layout import Layout, plan_reshard
 from dslaunch.engine.optimizer import ShardedAdamW
-from dslaunch.engine.ranks import Ranks
 
 if TYPE_CHECKING:
     from dslaunch.engine.engine import Engine
@@ -52,7 +51,7 @@ class LoadRequest:
 
 def load(engine: Engine, request: LoadRequest) -> tuple[str, dict[str, object]] | tuple[None, None]:
     """Restore `engine`; (directory, client state), or (None, None) with a warning where no checkpoint is."""
-    ranks = Ranks(engine.world, engine.control)
+    ranks = engine.ranks
     ranks.enter("load_checkpoint")
     tag = ranks.from_first(request.tag if request.tag is not None else files.newest_tag(request.load_dir))
     if tag is None:

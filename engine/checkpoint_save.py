@@ -20,7 +20,6 @@ from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.layout import Layout
 from dslaunch.engine.lr_schedules import LrScheduler
 from dslaunch.engine.optimizer import ShardedAdamW, ShardState
-from dslaunch.engine.ranks import Ranks
 
 if TYPE_CHECKING:
     from dslaunch.engine.engine import Engine
@@ -43,7 +42,7 @@ class SaveRequest:
 
 def save(engine: Engine, request: SaveRequest) -> None:
     """Write the checkpoint. Collective. A failure on one rank raises on all and replaces nothing."""
-    ranks = Ranks(engine.world, engine.control)
+    ranks = engine.ranks
     ranks.enter("save_checkpoint")
     if engine.micro_steps % engine.batch_sizes.accumulation:
         log.warn(engine.global_rank, "saving between accumulation steps: the gradients so far are not saved")

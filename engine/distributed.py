@@ -1,4 +1,4 @@
-"""Joining the job: the process group from the environment, this rank's device, the control group."""
+"""Joining the job: the process group from the environment, and this rank's device."""
 
 from __future__ import annotations
 
@@ -101,20 +101,6 @@ def _gpu(local_rank: int) -> torch.device:
             "check --num_gpus and CUDA_VISIBLE_DEVICES on this node",
         )
     return torch.device("cuda", local_rank)
-
-
-def control_group(world: World) -> dist.ProcessGroup | None:
-    """A gloo group for checks and checkpoints, apart from the training collectives; None for a single rank.
-
-    A collective call: all ranks make it at the same place.
-    """
-    if world.size == 1:
-        return None
-    if dist.get_backend() == "gloo":
-        return dist.group.WORLD
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 def _leave() -> None:

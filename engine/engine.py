@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dslaunch.engine import log
-from dslaunch.engine.batch import BatchSizes, World
+from dslaunch.engine.batch import BatchSizes
 from dslaunch.engine.checkpoint_load import CustomLoad, LoadRequest, load
 from dslaunch.engine.checkpoint_save import SaveRequest, save
 from dslaunch.engine.config import EngineConfig
@@ -19,6 +19,7 @@ from dslaunch.engine.dataloader import TrainingDataLoader
 from dslaunch.engine.errors import CheckpointError, EngineError
 from dslaunch.engine.lr_schedules import LrScheduler
 from dslaunch.engine.optimizer import ShardedAdamW
+from dslaunch.engine.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,8 @@ class EngineParts:
     module: torch.nn.Module
     config: EngineConfig
     batch: BatchSizes
-    world: World
+    ranks: Ranks
     device: torch.device
-    control: torch.distributed.ProcessGroup | None
     optimizer: ShardedAdamW | None
     lr_scheduler: LrScheduler | None
     training_dataloader: TrainingDataLoader | None
@@ -48,15 +48,14 @@ class Engine(torch.nn.Module):
         self.module = parts.module
         self.config = parts.config
         self.batch_sizes = parts.batch
-        self.world = parts.world
         self.device = parts.device
-        self.control = parts.control
+        self.ranks = parts.ranks
         self.optimizer = parts.optimizer
         self.lr_scheduler = parts.lr_scheduler
         self.training_dataloader = parts.training_dataloader
-        self.local_rank = parts.world.local_rank
-        self.global_rank = parts.world.rank
-        self.world_size = self.dp_world_size = parts.world.size
+        self.local_rank = parts.ranks.world.local_rank
+        self.global_rank = parts.ranks.world.rank
+        self.world_size = self.dp_world_size = parts.ranks.world.size
         self.global_steps = 0  # optimizer steps, left-out ones included
         self.global_samples = 0
         self.skipped_steps = 0

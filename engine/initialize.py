@@ -15,13 +15,14 @@ from dslaunch.engine.buckets import Bucket, Sharding, build_buckets
 from dslaunch.engine.config import EngineConfig, load_config
 from dslaunch.engine.config_source import ConfigInput, choose_source
 from dslaunch.engine.dataloader import TrainingDataLoader
-from dslaunch.engine.distributed import control_group, current_world, init_distributed, use_device
+from dslaunch.engine.distributed import current_world, init_distributed, use_device
 from dslaunch.engine.engine import Engine, EngineParts
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.layout import Layout, ParamSpec, plan_layout
 from dslaunch.engine.lr_schedules import LrScheduler, build_scheduler
 from dslaunch.engine.optimizer import ShardedAdamW, StepPolicy
 from dslaunch.engine.param_groups import GroupPlan, ModelParameters, ParamGroup, plan_groups
+from dslaunch.engine.ranks import join
 from dslaunch.engine.reducer import Reducer
 
 if TYPE_CHECKING:
@@ -89,9 +90,8 @@ def initialize(
             module=model,
             config=settings,
             batch=batch,
-            world=world,
             device=device,
-            control=control_group(world),
+            ranks=join(world),
             optimizer=wrapped,
             lr_scheduler=_scheduler(settings, lr_scheduler, wrapped, plan),
             training_dataloader=None

@@ -23,19 +23,20 @@ ENTER_TIMEOUT_VARIABLE = "DSLAUNCH_CHECKPOINT_TIMEOUT_S"
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The data-parallel ranks and their control group (gloo; None for a single rank)."""
+    """The data-parallel ranks and two gloo groups of them, apart from training's; None for a single rank."""
 
     world: World
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | None = None
+    door: dist.ProcessGroup | None = None  # everything on it ends within the timeout of `enter`
 
     def enter(self, call: str) -> None:
         """Wait until every rank has made `call`; CheckpointError when one does not within the timeout."""
-        if self.group is None:
+        if self.door is None:
             return
-        limit_s = float(os.environ.get(ENTER_TIMEOUT_VARIABLE) or ENTER_TIMEOUT_S)
         started = time.monotonic()
         try:
-            dist.monitored_barrier(self.group, timedelta(seconds=limit_s), wait_all_ranks=True)
+            # The timeout given here binds rank 0 only; the others wait as long as the group allows.
+            dist.monitored_barrier(self.door, _enter_timeout(), wait_all_ranks=True)
         except RuntimeError as error:
             took_s = time.monotonic() - started
             raise CheckpointError(
@@ -78,3 +79,18 @@ class Ranks:
         for found in self.gather(None if error is None else (error.what, error.hint)):
             if found is not None:
                 raise CheckpointError(*found)
+
+
+def join(world: World) -> Ranks:
+    """Make the groups. Collective."""
+    if world.size == 1:
+        return Ranks(world)
+    group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    door = dist.new_group(backend="gloo", timeout=_enter_timeout())
+    assert isinstance(group, dist.ProcessGroup)
+    assert isinstance(door, dist.ProcessGroup)
+    return Ranks(world, group, door)
+
+
+def _enter_timeout() -> timedelta:
+    return timedelta(seconds=float(os.environ.get(ENTER_TIMEOUT_VARIABLE) or ENTER_TIMEOUT_S))
