@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
+import os
 import socket
 from collections.abc import Callable
 from typing import TypeVar
@@ -43,6 +45,13 @@ def _can_bind(family: int, place: _SockAddr) -> bool:
     return True
 
 
+def explained(error: Exception) -> str:
+    """Why it failed, without numbers and addresses."""
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 async def connect(address: str, port: int, protocol: Callable[[], _ProtocolT]) -> _ProtocolT:
     """Try each address that the name has. Raises OSError."""
     loop = asyncio.get_running_loop()
@@ -55,7 +64,7 @@ async def connect(address: str, port: int, protocol: Callable[[], _ProtocolT]) -
                 await asyncio.wait_for(loop.sock_connect(sock, place), _CONNECT_TIMEOUT_S)
                 if sock.getsockname() == sock.getpeername():
                     # nobody listens, and the kernel gave the port that was called to the caller itself
-                    raise ConnectionRefusedError("Connection refused")
+                    raise ConnectionRefusedError(errno.ECONNREFUSED, "it called itself")
                 _, made = await loop.create_connection(protocol, sock=sock)
             except asyncio.TimeoutError:
                 failure = OSError(f"no answer within {_CONNECT_TIMEOUT_S:g} s")

@@ -58,6 +58,7 @@ class Call(Connection):
         self._own_instance = own_instance
         self._seal: Seal | None = None
         self._is_welcome = False
+        self._is_suspicious = False
         self._heard_ns = time.monotonic_ns()
         self._beat_ns = self._heard_ns
         self._timer = self._loop.call_later(settings.hello_timeout_s, self._give_up)
@@ -150,7 +151,9 @@ class Call(Connection):
     def _suspect(self, line: bytes) -> None:
         """A frame that node 0 did not seal. A refusal may come so: for who has no key, there is no seal."""
         if self._is_welcome:
-            self._listener.log(f"{self._place} sent a frame that its seal does not fit; it was ignored")
+            if not self._is_suspicious:
+                self._listener.log(f"{self._place} sent a frame that its seal does not fit; it was ignored")
+            self._is_suspicious = True
             return
         try:
             message = decode(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 
+from dslaunch.launcher.coordination.addresses import explained
 from dslaunch.launcher.coordination.protocol import MAX_LINE_BYTES
 
 
@@ -94,7 +95,9 @@ class Connection(asyncio.Protocol, ABC):
         if self._linger is not None:
             self._linger.cancel()
         if not self._reason:
-            self._reason = "the connection was closed" if exc is None else f"the connection was lost: {exc}"
+            self._reason = (
+                "the connection was closed" if exc is None else f"the connection broke: {explained(exc)}"
+            )
         self._is_finished = True
         if not self.gone.done():
             self.gone.set_result(None)

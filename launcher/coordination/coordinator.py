@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from dslaunch.launcher.coordination.addresses import is_own_literal
+from dslaunch.launcher.coordination.addresses import explained, is_own_literal
 from dslaunch.launcher.coordination.attendance import (
     Attendance,
     CoordinationError,
@@ -106,9 +106,8 @@ class Coordinator:
                     f"the coordination port {port} is in use",
                     "choose another with --coordination_port on every node, or end who holds it",
                 ) from error
-            reason = error.strerror or str(error)
             raise CoordinationError(
-                f"cannot listen at the coordination port {port}: {reason}",
+                f"cannot listen at the coordination port {port}: {explained(error)}",
                 "choose another with --coordination_port on every node",
             ) from error
         self._feed(Arrived(OWN, self._hello(), time.monotonic_ns()))

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from dslaunch.launcher.coordination.addresses import connect
+from dslaunch.launcher.coordination.addresses import connect, explained
 from dslaunch.launcher.coordination.attendance import (
     Attendance,
     CoordinationError,
@@ -93,7 +93,7 @@ class Member:
                 lambda: Call(self._settings, listener, self._own_instance),
             )
         except OSError as error:
-            return error.strerror or str(error)
+            return explained(error)
         await asyncio.wait([self._hung_up, self._attendance.joined], return_when=asyncio.FIRST_COMPLETED)
         return self._hung_up.result() if self._hung_up.done() else ""
 

@@ -138,6 +138,8 @@ def _heard(room: Room, peer: int, message: Ended | Ping | Goodbye, at_ns: int) -
         case Ping(sent_ns):
             return room, (Send(peer, Pong(sent_ns, at_ns)),)
         case Goodbye(reason):
+            if room.phase is Phase.STOPPING:  # as it was told to
+                room = _with(room, peer, is_done=True)
             room, outputs = _left(room, peer, printable(reason), at_ns)
             return room, (*outputs, HangUp(peer))
         case Ended():
@@ -206,7 +208,7 @@ def _abandoned(room: Room, reason: str, at_ns: int) -> Step:
         case Phase.OVER:
             return _with(room, OWN, is_here=False), ()
     outputs: tuple[Output, ...] = ()
-    if not node.is_done or room.phase is Phase.RUNNING:
+    if room.phase is Phase.RUNNING:
         room, outputs = _failed(room, OWN, _loss(node, reason), at_ns, at_ns)
     if room.phase is Phase.STOPPING:
         room, last = _settle(room)

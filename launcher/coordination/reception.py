@@ -217,6 +217,7 @@ class Guest(Connection):
     def _turn_away(self, text: str) -> None:
         if text:
             self._note(text)
+        self._rest = b""
         super().break_off(text)
 
     # -- a node's frames

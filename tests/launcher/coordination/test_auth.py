@@ -18,9 +18,7 @@ FRAMES = [encode(Ping(i)) for i in range(4)]
 
 def pair(key: bytes | None = KEY, other: bytes | None = None) -> tuple[Seal, Seal]:
     """A member's seal, and node 0's."""
-    up, down = (
-        None if each is None else session_key(each, CHALLENGE, NONCE) for each in (key, other or key)
-    )
+    up, down = (None if each is None else session_key(each, CHALLENGE, NONCE) for each in (key, other or key))
     return Seal(up, sends=Direction.UP), Seal(down, sends=Direction.DOWN)
 
 

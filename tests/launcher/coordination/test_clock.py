@@ -14,7 +14,9 @@ def test_before_the_first_round_trip_nothing_is_known() -> None:
     st.integers(-(10**15), 10**15),
     st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1, max_size=20),
 )
-def test_the_quickest_of_the_last_round_trips_bounds_the_error(offset: int, delays: list[tuple[int, int]]) -> None:
+def test_the_quickest_of_the_last_round_trips_bounds_the_error(
+    offset: int, delays: list[tuple[int, int]]
+) -> None:
     clock = ClockOffset()
     now = 0
     for there, back in delays:

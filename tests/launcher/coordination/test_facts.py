@@ -6,7 +6,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslaunch.launcher.coordination.facts import MAX_VALUE_BYTES, Difference, JobFacts, differences, fact, shortened
+from dslaunch.launcher.coordination.facts import (
+    MAX_VALUE_BYTES,
+    Difference,
+    JobFacts,
+    differences,
+    fact,
+    shortened,
+)
 
 JOB = JobFacts(
     version="0.1.0",

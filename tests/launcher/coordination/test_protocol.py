@@ -82,7 +82,9 @@ def test_garbage_raises_only_protocol_error(garbage: bytes) -> None:
 
 
 @given(messages, st.data())
-def test_a_field_of_another_type_is_refused_or_read_back_the_same(message: Message, data: st.DataObject) -> None:
+def test_a_field_of_another_type_is_refused_or_read_back_the_same(
+    message: Message, data: st.DataObject
+) -> None:
     record = json.loads(encode(message))
     record[data.draw(st.sampled_from(sorted(record)))] = data.draw(json_values)
     frame = json.dumps(record, separators=(",", ":")).encode()
