@@ -14,6 +14,13 @@ from dslaunch.launcher.supervise import AgentClosed, FromAgent, Input
 from dslaunch.runner_backends.command import Group, GroupBackend, GroupCommand, SessionEnd
 from dslaunch.runner_backends.errors import BackendError
 
+_KILL = (
+    "import os,sys;p={}.get(int(sys.argv[1]));"
+    'p and b"dslaunch-agent" in open("/proc/%d/cmdline"%p,"rb").read() and os.kill(p,{})'
+)
+"""Signals the agent of each host, if that pid is still an agent's."""
+_SIGNAL_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
@@ -131,6 +138,7 @@ class ArgvFleet(GroupFleet):
     def __init__(self, backend: GroupBackend, settings: GroupSettings) -> None:
         super().__init__(backend, settings)
         self._plans: Sequence[NodePlan] = ()
+        self._signals: list[asyncio.Task[None]] = []
 
     def start(self, post: Post) -> None:
         self._tasks.append(asyncio.create_task(self._ask_and_run(post)))
@@ -152,8 +160,7 @@ class ArgvFleet(GroupFleet):
         return self._posting(post_until_begun)
 
     def begin(self, plans: Sequence[NodePlan]) -> None:
-        # no sign of life can come down
-        self._plans = [replace(plan, lease_s=0.0) for plan in plans]
+        self._plans = [replace(plan, hears_launcher=False) for plan in plans]
         assert self._group is not None
         self._group.close_stdin()
 
@@ -182,13 +189,18 @@ class ArgvFleet(GroupFleet):
             self._group.close_stdin()
 
     def _signal_agents(self, number: int) -> None:
-        self._tasks.append(asyncio.create_task(self._run_kill(number)))
+        self._signals.append(asyncio.create_task(self._run_kill(number)))
+        self._tasks.append(self._signals[-1])
 
     async def _run_kill(self, number: int) -> None:
         """An agent takes a signal as its ranks': a notice is passed on, any other ends them with grace."""
         pids = {link.node_rank: link.pid for link in self._links if link.pid and not link.said_goodbye}
-        code = f"import os,sys;p={pids}.get(int(sys.argv[1]));p and os.kill(p,{number})"
-        command = self._settings.render("")
-        argv = (*self._settings.python, "-ISc", code, self._backend.index_word)
-        group = await self._backend.start(GroupCommand(command.hosts, argv, b""))
+        argv = (*self._settings.python, "-ISc", _KILL.format(pids, number), self._backend.index_word)
+        hosts = self._settings.render("").hosts
+        group = await self._backend.start(GroupCommand(hosts, argv, b""))
         await group.wait()
+
+    async def close(self) -> None:
+        if self._signals:
+            await asyncio.wait(self._signals, timeout=_SIGNAL_S)
+        await super().close()

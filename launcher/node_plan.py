@@ -34,7 +34,7 @@ class NodePlan:
     of variables named by `expanded`, `$NAME` stands for the host's own variables. `script` is checked for
     existence before anything starts ("" where there is none to check). `bound_cores` are the cores that
     ranks are bound to, as in `0,2-4`, "" for all of the host, None for no binding. The rank `stdin_rank`
-    reads what the user types. `lease_s` is 0 where no sign of life can come down.
+    reads what the user types. Not `hears_launcher` where no heartbeat can come down.
     """
 
     job_id: str
@@ -50,6 +50,7 @@ class NodePlan:
     ranks: tuple[RankPlan, ...]
     grace_s: float
     lease_s: float
+    hears_launcher: bool
 
     @property
     def node_id(self) -> str:

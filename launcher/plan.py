@@ -137,6 +137,7 @@ def _node_plan(
         ranks=tuple(ranks),
         grace_s=request.grace_s,
         lease_s=request.lease_s,
+        hears_launcher=True,
     )
 
 

@@ -14,10 +14,12 @@ from dslaunch.runner_backends.command import GroupCommand, NodeCommand
 AGENT_MODULES = (
     "launcher/wire.py",
     "launcher/node_plan.py",
+    "launcher/agent/binding.py",
     "launcher/agent/facts.py",
     "launcher/agent/link.py",
     "launcher/agent/main.py",
     "launcher/agent/process.py",
+    "launcher/agent/ssh_watch.py",
     "launcher/agent/sweep.py",
 )
 _PACKAGES = ("__init__.py", "launcher/__init__.py", "launcher/agent/__init__.py")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import selectors
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from enum import Enum, auto
 from functools import partial
 
-from dslaunch.launcher.agent import facts, sweep
+from dslaunch.launcher.agent import binding, facts, ssh_watch, sweep
 from dslaunch.launcher.agent.link import Link, LinkClosedError
 from dslaunch.launcher.agent.process import RankProcess, become_subreaper
 from dslaunch.launcher.node_plan import NodePlan, plan_from_json
@@ -103,8 +103,7 @@ class Agent:
 
     @property
     def _lease_end(self) -> float:
-        lease_s = self._plan.lease_s if self._plan else _WAITING_LEASE_S
-        return self._heard_at + lease_s if lease_s else math.inf
+        return self._heard_at + (self._plan.lease_s if self._plan else _WAITING_LEASE_S)
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -117,7 +116,13 @@ class Agent:
             elif now >= self._beat_at:
                 self._beat_at = now + HEARTBEAT_S
                 self._up(Heartbeat())
+                if self._plan is not None and not self._plan.hears_launcher and not self._is_cut_off():
+                    self._heard_at = now
         self._watch_backlog()
+
+    @staticmethod
+    def _is_cut_off() -> bool:
+        return ssh_watch.is_resending(os.environ.get("SSH_CONNECTION", ""))
 
     # -- the link
 
@@ -200,12 +205,19 @@ class Agent:
     def _start(self, plan: NodePlan) -> None:
         self._plan = plan
         self._state = State.RUNNING
+        self._heard_at = time.monotonic()
         self._selector.unregister(self._probed.fd)
         self._probed.close()
+        cores: Sequence[Sequence[int]] = [()] * len(plan.ranks)
         refusal = _obstacle(plan)
-        for rank in plan.ranks if refusal is None else ():
+        try:
+            if plan.bound_cores is not None:
+                cores = binding.plan_binding(plan.bound_cores, len(plan.ranks))
+        except (OSError, ValueError) as error:
+            refusal = refusal or Refused(f"ranks cannot be bound to cores: {error}", "see --bind_core_list")
+        for rank, own_cores in zip(plan.ranks, cores, strict=True) if refusal is None else ():
             try:
-                process = RankProcess(plan, rank)
+                process = RankProcess(plan, rank, own_cores)
             except (OSError, ValueError, UnicodeError) as error:
                 refusal = Refused(f"rank {rank.rank} cannot be started: {error}", "check the program")
                 break

@@ -8,8 +8,9 @@ import fcntl
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from dslaunch.launcher.agent.binding import bind, binding_environment
 from dslaunch.launcher.node_plan import NodePlan, RankPlan
 
 _PR_SET_PDEATHSIG = 1
@@ -27,15 +28,17 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def _die_with(parent: int) -> Callable[[], None]:
-    """For the child between fork and exec: SIGKILL when the agent dies, also when it already has."""
+def _between_fork_and_exec(agent: int, cores: Sequence[int]) -> Callable[[], None]:
+    """For the child: SIGKILL when the agent dies, also when it already has; and its cores, if any."""
 
-    def bind() -> None:
+    def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
+        if os.getppid() != agent:
             os.kill(os.getpid(), signal.SIGKILL)
+        if cores:
+            bind(cores)
 
-    return bind
+    return prepare
 
 
 def _environment(plan: NodePlan, rank: RankPlan) -> dict[str, str]:
@@ -47,8 +50,8 @@ def _environment(plan: NodePlan, rank: RankPlan) -> dict[str, str]:
 class RankProcess:
     """A running rank. `returncode` is None until the agent reaped it."""
 
-    def __init__(self, plan: NodePlan, rank: RankPlan) -> None:
-        """Fork and exec. Raises OSError when the program cannot be run."""
+    def __init__(self, plan: NodePlan, rank: RankPlan, cores: Sequence[int]) -> None:
+        """Fork and exec, on `cores` where there are any. Raises OSError when the program cannot be run."""
         self.rank = rank.rank
         self.returncode: int | None = None
         self._process = subprocess.Popen(
@@ -58,9 +61,9 @@ class RankProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=plan.cwd,
-            env=_environment(plan, rank),
+            env={**_environment(plan, rank), **(binding_environment(cores) if cores else {})},
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=_between_fork_and_exec(os.getpid(), cores),
         )
         self.pid = self._process.pid
         self.streams: dict[int, int] = {}

@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -44,13 +45,15 @@ class Site:
     ssh_config: Path
     folder: Path
     job: str
+    launcher: str
 
     def start(self, *argv: str, flags: Sequence[str] = ()) -> "subprocess.Popen[str]":
         env = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}
         env |= {"HOME": str(self.folder), "PYTHONPATH": str(ROOT / "src"), MARK: self.job}
         command = [
             *(sys.executable, "-c", "import sys; from dslaunch.launcher.cli import main; sys.exit(main())"),
-            *("--hostfile", str(self.hostfile), "--ssh_config", str(self.ssh_config), *flags),
+            *("--hostfile", str(self.hostfile), "--ssh_config", str(self.ssh_config)),
+            *("--launcher", self.launcher, *flags),
             *argv,
         ]
         return subprocess.Popen(
@@ -90,20 +93,31 @@ class Site:
         return left
 
 
-@pytest.fixture(params=["netns", "embedded"])
+LAUNCHERS = ("ssh", "openssh", "pdsh")
+
+
+@pytest.fixture(params=[*LAUNCHERS, "embedded"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     job = f"{request.node.name}-{os.getpid()}"
-    if request.param == "netns":
-        cluster: Cluster = request.getfixturevalue("cluster")
-        yield Site(cluster.hostfile, cluster.ssh_config, tmp_path, job)
-    else:
+    if request.param == "embedded":
         with running_hosts(tmp_path / "hosts", 2) as served:
-            yield Site(served.hosts.hostfile, served.hosts.ssh_config, tmp_path, job)
+            yield Site(served.hosts.hostfile, served.hosts.ssh_config, tmp_path, job, "ssh")
+        return
+    _need(request.param)
+    cluster: Cluster = request.getfixturevalue("cluster")
+    yield Site(cluster.hostfile, cluster.ssh_config, tmp_path, job, request.param)
 
 
-@pytest.fixture
-def netns_site(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Site:
-    return Site(cluster.hostfile, cluster.ssh_config, tmp_path, f"{request.node.name}-{os.getpid()}")
+@pytest.fixture(params=LAUNCHERS)
+def netns_site(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path) -> Site:
+    _need(request.param)
+    job = f"{request.node.name}-{os.getpid()}"
+    return Site(cluster.hostfile, cluster.ssh_config, tmp_path, job, request.param)
+
+
+def _need(launcher: str) -> None:
+    if launcher == "pdsh" and shutil.which("pdsh") is None:
+        pytest.skip("pdsh is not installed")
 
 
 def wait_until_up(process: "subprocess.Popen[str]", num_ranks: int = 4) -> None:
@@ -188,7 +202,7 @@ def test_a_missing_script_is_named_with_its_host(site: Site) -> None:
 def test_an_unknown_host_fails_the_launch_before_anything_runs(site: Site) -> None:
     hostfile = site.folder / "hostfile"
     hostfile.write_text(site.hostfile.read_text() + "no-such-host.invalid slots=1\n")
-    result = Site(hostfile, site.ssh_config, site.folder, site.job).run(PAYLOAD, "wait")
+    result = replace(site, hostfile=hostfile).run(PAYLOAD, "wait")
     assert result.returncode == 110
     assert result.stdout == ""
     error, hint = result.stderr.splitlines()
