@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import version
 
 import click
@@ -63,7 +63,12 @@ def parse(argv: Sequence[str]) -> LaunchRequest | None:
         )
     except click.UsageError as error:
         raise UsageError(error.format_message().rstrip("."), "see dslaunch --help") from error
-    return request if isinstance(request, LaunchRequest) else None
+    if not isinstance(request, LaunchRequest):
+        return None
+    hosts = defaults.get("hosts")
+    if isinstance(hosts, list) and request.hostfile is None:
+        request = replace(request, hosts=tuple(hosts))
+    return request
 
 
 def _job_defaults(path: str) -> dict[str, object]:

@@ -73,6 +73,8 @@ class Display:
         self._answered_s = time.monotonic() - self._started_at
         self._clear_progress()
         self._interface = meeting.interface
+        if self._folder is not None:
+            self._folder.write_plan(plan)
 
     def on_input(self, what: Input) -> None:
         if self._folder is not None:

@@ -46,12 +46,14 @@ def environ(tmp_path: Path) -> dict[str, str]:
 def start(tmp_path: Path, environ: Mapping[str, str]) -> Start:
     """Start `dslaunch` in an empty folder, in a session of its own, with pipes."""
 
-    def start(*argv: str, env: Mapping[str, str] | None = None) -> "subprocess.Popen[bytes]":
+    def start(
+        *argv: str, env: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
+    ) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             [*DSLAUNCH, *argv],
             cwd=tmp_path,
             env={**environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
