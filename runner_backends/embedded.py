@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import os
 import threading
 from collections.abc import Coroutine, Iterator
@@ -14,7 +13,7 @@ from typing import TypeVar
 
 import asyncssh
 
-from dslaunch.runner_backends.embedded_host import EmbeddedHost
+from dslaunch.runner_backends.embedded_host import EmbeddedHost, user_name
 
 T = TypeVar("T")
 
@@ -109,7 +108,7 @@ class EmbeddedHosts:
             f"Host {host.name}\n"
             "    HostName 127.0.0.1\n"
             f"    Port {host.port}\n"
-            f"    User {getpass.getuser()}\n"
+            f"    User {user_name()}\n"
             f'    IdentityFile "{self.client_key}"\n'
             "    IdentitiesOnly yes\n"
             f'    UserKnownHostsFile "{self.known_hosts}"\n'

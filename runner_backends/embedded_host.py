@@ -205,14 +205,21 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
 def _environment(channel: asyncssh.SSHServerChannel[bytes]) -> dict[str, str]:
     """What a login gives a command."""
-    user = pwd.getpwuid(os.getuid())
     client = channel.get_extra_info("peername")
     server = channel.get_extra_info("sockname")
     return {
-        "HOME": user.pw_dir,
+        "HOME": os.environ.get("HOME", "/"),
         "PATH": os.environ.get("PATH", os.defpath),
-        "USER": user.pw_name,
+        "USER": user_name(),
         "SHELL": "/bin/sh",
         "LANG": os.environ.get("LANG", "C.UTF-8"),
         "SSH_CONNECTION": f"{client[0]} {client[1]} {server[0]} {server[1]}",
     }
+
+
+def user_name() -> str:
+    """Who this process runs as; in a container its id may have no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid-{os.getuid()}"
