@@ -16,6 +16,7 @@ AGENT_MODULES = (
     "launcher/node_plan.py",
     "launcher/agent/binding.py",
     "launcher/agent/facts.py",
+    "launcher/agent/guard.py",
     "launcher/agent/link.py",
     "launcher/agent/main.py",
     "launcher/agent/process.py",

@@ -13,6 +13,7 @@ from enum import Enum, auto
 from functools import partial
 
 from dslaunch.launcher.agent import binding, facts, ssh_watch, sweep
+from dslaunch.launcher.agent.guard import Guard
 from dslaunch.launcher.agent.link import Link, LinkClosedError
 from dslaunch.launcher.agent.process import RankProcess, become_subreaper
 from dslaunch.launcher.node_plan import NodePlan, plan_from_json
@@ -62,6 +63,7 @@ class Agent:
         self._state = State.WAITING
         self._plan_text = ""
         self._plan: NodePlan | None = None
+        self._guard: Guard | None = None
         self._ranks: dict[int, RankProcess] = {}  # by pid
         self._kill_at: float | None = None
         self._heard_at = time.monotonic()
@@ -85,6 +87,8 @@ class Agent:
                     key.data()
             self._tick()
         stuck = sweep.sweep(self._plan.node_id) if self._plan is not None else []
+        if self._guard is not None:
+            self._guard.dismiss()
         self._drain_all()
         self._last_flush(Goodbye(tuple(str(pid) for pid in stuck)))
 
@@ -208,6 +212,7 @@ class Agent:
         self._heard_at = time.monotonic()
         self._selector.unregister(self._probed.fd)
         self._probed.close()
+        self._guard = Guard(plan.node_id)
         cores: Sequence[Sequence[int]] = [()] * len(plan.ranks)
         refusal = _obstacle(plan)
         try:

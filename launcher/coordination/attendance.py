@@ -16,6 +16,7 @@ from dslaunch.launcher.coordination.protocol import (
     Stop,
     Welcome,
     fitted,
+    host_name,
     printable,
 )
 
@@ -59,6 +60,9 @@ class LinkSettings:
     heartbeat_s: float = 2.0
     hello_timeout_s: float = 5.0
     settle_s: float = 0.3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host", host_name(self.host))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,11 @@ class Connection(asyncio.Protocol, ABC):
             return
         self._is_finished = True
         # closing at once would reset a connection with unread data, and what was sent could be lost
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # reset already, and not noticed yet
+            self._transport.abort()
+            return
         self._linger = self._loop.call_later(linger_s, self._transport.abort)
 
     def break_off(self, reason: str) -> None:
@@ -60,6 +64,9 @@ class Connection(asyncio.Protocol, ABC):
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         return str(name[0]) if name else "?"
 
+    def _is_open(self) -> bool:
+        return not self._is_finished
+
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -68,15 +75,17 @@ class Connection(asyncio.Protocol, ABC):
         self.opened()
 
     def data_received(self, data: bytes) -> None:
+        if not self._is_open():
+            return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if self._is_finished:
+            if not self._is_open():
                 return
             if len(line) > MAX_LINE_BYTES:
                 self._rest = line
                 break
             self.on_line(line)
-        if len(self._rest) > MAX_LINE_BYTES and not self._is_finished:
+        if len(self._rest) > MAX_LINE_BYTES and self._is_open():
             self.break_off(f"it sent a line longer than {MAX_LINE_BYTES} bytes: {self._rest[:40]!r}...")
 
     def eof_received(self) -> bool:

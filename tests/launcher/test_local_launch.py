@@ -186,6 +186,21 @@ def test_kill_9_of_the_command_leaves_nothing(start: Start, job: str) -> None:
     assert gone_within(job, 10) == []
 
 
+def test_kill_9_of_the_agent_leaves_nothing(start: Start, job: str) -> None:
+    with start("--num_gpus=2", PAYLOAD, "stubborn", env={"NCCL_TEST_JOB": job}) as process:
+        wait_for(process, "up", 2)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        (agent,) = (int(pid) for pid in children)
+        os.kill(agent, signal.SIGKILL)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 111
+    assert (
+        "dslaunch: error: host localhost (ranks 0, 1) was lost: its agent was killed by SIGKILL"
+        in err.decode()
+    )
+    assert gone_within(job, 10) == []
+
+
 def test_notices_reach_the_ranks_and_change_nothing(start: Start, job: str) -> None:
     with start("--num_gpus=2", PAYLOAD, "wait", env={"NCCL_TEST_JOB": job}) as process:
         wait_for(process, "up", 2)

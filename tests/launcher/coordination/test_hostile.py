@@ -141,6 +141,23 @@ def test_who_only_looks_whether_the_port_is_open_is_not_worth_a_line(settings: S
     run(test())
 
 
+def test_what_is_said_after_the_last_word_is_not_kept(settings: Settings) -> None:
+    async def test() -> None:
+        async with job(settings) as running:
+            peer = await Peer.at(running.port)
+            peer.say(hello() + b"\n")
+            answer = json.loads(await peer.reader.readline())
+            assert answer["t"] == "rejected"
+            with contextlib.suppress(ConnectionError):
+                for _ in range(100):
+                    peer.say(b"x" * 100_000)
+                    await peer.writer.drain()
+            await peer.go()
+            await running.ends_well()
+
+    run(test())
+
+
 def test_a_latecomer_changes_nothing(settings: Settings) -> None:
     async def test() -> None:
         async with job(settings) as running:

@@ -97,6 +97,13 @@ def test_nodes_without_a_rank_get_theirs_by_host_name(settings: Settings) -> Non
     assert run(test()) == [Joined(rank, "first") for rank in (0, 3, 1, 2)]
 
 
+def test_any_host_name_can_be_told(settings: Settings) -> None:
+    async def test() -> list[Joined]:
+        return await asyncio.gather(*(joined(settings(i, 2, host=f"knöten {i}\n")) for i in range(2)))
+
+    assert [place.node_rank for place in run(test())] == [0, 1]
+
+
 def test_a_single_node_needs_nobody(settings: Settings) -> None:
     assert run(joined(settings(0, 1))) == Joined(0, "job of 0")
 
