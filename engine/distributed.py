@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -105,7 +106,8 @@ def _gpu(local_rank: int) -> torch.device:
 
 def _leave() -> None:
     """End the group before the interpreter does: gloo's threads could abort a process that is done."""
-    if dist.is_initialized():
+    failed = getattr(sys, "last_type", None) is not None  # an exception nobody caught: its peers may be gone
+    if dist.is_initialized() and not (failed and torch.cuda.is_available()):
         dist.destroy_process_group()
 
 

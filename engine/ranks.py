@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +17,7 @@ from dslaunch.engine.batch import World
 from dslaunch.engine.errors import CheckpointError
 
 T = TypeVar("T")
+GroupRef = weakref.ReferenceType[dist.ProcessGroup]
 
 ENTER_TIMEOUT_S = 30.0  # how far apart ranks may arrive at a checkpoint
 ENTER_TIMEOUT_VARIABLE = "DSLAUNCH_CHECKPOINT_TIMEOUT_S"
@@ -23,11 +25,20 @@ ENTER_TIMEOUT_VARIABLE = "DSLAUNCH_CHECKPOINT_TIMEOUT_S"
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The data-parallel ranks and two gloo groups of them, apart from training's; None for a single rank."""
+    """The data-parallel ranks and two gloo groups of them, apart from training's; None for a single rank.
+
+    The groups are only borrowed: a gloo group that outlives destroy_process_group is destroyed while the
+    interpreter shuts down, and its threads then abort the process.
+    """
 
     world: World
-    group: dist.ProcessGroup | None = None
-    door: dist.ProcessGroup | None = None  # everything on it ends within the timeout of `enter`
+    control: GroupRef | None = None
+    door: GroupRef | None = None  # everything on it ends within the timeout of `enter`
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group of everything but `enter`."""
+        return None if self.control is None else _alive(self.control)
 
     def enter(self, call: str) -> None:
         """Wait until every rank has made `call`; CheckpointError when one does not within the timeout."""
@@ -36,7 +47,7 @@ class Ranks:
         started = time.monotonic()
         try:
             # The timeout given here binds rank 0 only; the others wait as long as the group allows.
-            dist.monitored_barrier(self.door, _enter_timeout(), wait_all_ranks=True)
+            dist.monitored_barrier(_alive(self.door), _enter_timeout(), wait_all_ranks=True)
         except RuntimeError as error:
             took_s = time.monotonic() - started
             raise CheckpointError(
@@ -89,7 +100,14 @@ def join(world: World) -> Ranks:
     door = dist.new_group(backend="gloo", timeout=_enter_timeout())
     assert isinstance(group, dist.ProcessGroup)
     assert isinstance(door, dist.ProcessGroup)
-    return Ranks(world, group, door)
+    return Ranks(world, weakref.ref(group), weakref.ref(door))
+
+
+def _alive(group: GroupRef) -> dist.ProcessGroup:
+    found = group()
+    if found is None:
+        raise CheckpointError("the process group has been destroyed", "save and load before destroying it")
+    return found
 
 
 def _enter_timeout() -> timedelta:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -59,17 +60,18 @@ def test_a_save_by_one_rank_alone_ends_in_seconds(
     assert list(tmp_path.iterdir()) == []
 
 
+ENVIRON = {
+    "PATH": "/usr/bin:/bin",
+    "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
+    "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
 def run_script(text: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    path = str(Path(__file__).parents[2] / "src")
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", text],
-        env={
-            "PATH": "/usr/bin:/bin",
-            "PYTHONPATH": path,
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            **environ,
-        },
+        env={**ENVIRON, **environ},
         capture_output=True,
         text=True,
         timeout=60,
@@ -99,6 +101,66 @@ def test_a_script_without_a_launcher_trains_alone() -> None:
     assert (done.returncode, done.stdout) == (0, "steps 1\n"), done.stderr
     assert done.stderr.count("\n") == 1
     assert "world 1 on cpu, 4 parameters in 1 buckets" in done.stderr
+
+
+USER_SCRIPT = """
+import argparse, torch
+import dslaunch.engine as deepspeed
+parser = argparse.ArgumentParser()
+parser.add_argument("--local_rank", type=int, default=-1)
+args = deepspeed.add_config_arguments(parser).parse_args()
+model = torch.nn.Linear(4, 1)
+engine, optimizer, _, scheduler = deepspeed.initialize(
+    args=args, model=model, model_parameters=model.parameters())
+for step in range(6):
+    loss = engine(torch.full((2, 4), engine.global_rank + 1.0)).square().mean()
+    engine.backward(loss)
+    engine.step()
+print(engine.global_rank, engine.global_steps, engine.train_batch_size(), scheduler.last_batch_iteration)
+if engine.global_rank == engine.world_size - 1:
+    raise SystemExit(3)
+"""
+
+DS_CONFIG = """{
+  "train_micro_batch_size_per_gpu": 2,  // train_batch_size follows
+  "gradient_accumulation_steps": 2,
+  "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+  "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2}},
+  "zero_optimization": {"stage": 1},
+}"""
+
+
+def test_a_users_script_on_two_launched_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(USER_SCRIPT)
+    (tmp_path / "ds_config.json").write_text(DS_CONFIG)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    started = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-W",
+                "error",
+                "train.py",
+                "--deepspeed",
+                "--deepspeed_config",
+                "ds_config.json",
+            ],
+            env={**ENVIRON, **common, "RANK": rank, "LOCAL_RANK": rank},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    ended = [process.communicate(timeout=60) for process in started]
+    assert [process.returncode for process in started] == [0, 3], ended
+    assert [out for out, _ in ended] == ["0 3 8 2\n", "1 3 8 2\n"]
+    assert "batch 8 = 2 * 2 * 2" in ended[0][1]
+    assert ended[1][1] == ""
 
 
 def test_half_an_environment_names_what_is_missing() -> None:
