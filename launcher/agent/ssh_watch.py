@@ -6,13 +6,13 @@ nothing left to resend on that connection; when the network is cut, it has. /pro
 
 from __future__ import annotations
 
+import os
 import socket
-from pathlib import Path
 
-_TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
+_TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 
 
-def is_resending(connection: str, tables: tuple[Path, ...] = _TABLES) -> bool:
+def is_resending(connection: str, tables: tuple[str, ...] = _TABLES) -> bool:
     """Whether what was sent over an SSH connection waits unacknowledged, after at least one try again.
 
     `connection` is `SSH_CONNECTION`: client address and port, server address and port. A connection that is
@@ -22,11 +22,11 @@ def is_resending(connection: str, tables: tuple[Path, ...] = _TABLES) -> bool:
     if len(words) != 4:
         return False
     client, server = _endpoints(words[0], words[1]), _endpoints(words[2], words[3])
-    for table in tables:
-        for line in table.read_text().splitlines()[1:] if table.exists() else ():
-            fields = line.split()
-            if fields[1] in server and fields[2] in client:
-                return int(fields[4].partition(":")[0], 16) > 0 and int(fields[6], 16) > 0
+    for table in filter(os.path.exists, tables):
+        with open(table) as lines:
+            for fields in map(str.split, lines):
+                if fields[1] in server and fields[2] in client:
+                    return int(fields[4].partition(":")[0], 16) > 0 and int(fields[6], 16) > 0
     return False
 
 

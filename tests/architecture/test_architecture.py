@@ -27,7 +27,19 @@ AGENT_IMPORTS = {
         "functools",
         "json",
     ),
-    *("os", "platform", "select", "selectors", "signal", "socket", "subprocess", "sys", "time", "typing"),
+    *(
+        "os",
+        "platform",
+        "select",
+        "selectors",
+        "signal",
+        "socket",
+        "struct",
+        "subprocess",
+        "sys",
+        "time",
+        "typing",
+    ),
 }
 HEAVY = {"torch", "asyncssh", "paramiko", "numpy", "rich", "asyncio", "yaml", "dslaunch.engine"}
 

@@ -31,11 +31,11 @@ def test_queued_and_resent_is_cut(
     table.write_text(
         HEADER + ROW.format("00000000:0016", "00000000:0000", 9, 9) + ROW.format(*endpoints, queued, resent)
     )
-    assert is_resending(connection, (tmp_path / "missing", table)) is expected
+    assert is_resending(connection, (str(tmp_path / "missing"), str(table))) is expected
 
 
 @pytest.mark.parametrize("connection", ["", "nonsense", "192.168.6.1 50001 192.168.6.11 22"])
 def test_an_unknown_connection_is_not_known_to_be_cut(tmp_path: Path, connection: str) -> None:
     table = tmp_path / "tcp"
     table.write_text(HEADER + ROW.format(*IPV4, 9, 9))
-    assert not is_resending(connection, (table,))
+    assert not is_resending(connection, (str(table),))
