@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 
 from dslaunch.launcher import supervise, wire
+from dslaunch.launcher.clock_offset import ClockOffset
 from dslaunch.launcher.display import Display
 from dslaunch.launcher.fleet import Fleet
 from dslaunch.launcher.master import MasterError, settle
@@ -16,6 +18,7 @@ from dslaunch.launcher.supervise import Begin, Deadline, Finish, FromAgent, Inpu
 from dslaunch.launcher.verdict import Interrupted, Verdict
 
 HEARTBEAT_S = 2.0
+_NUM_FIRST_BEATS = 3
 _TICK_S = 0.1
 _PROBE_S = 5.0
 """How long hosts may take to try node 0's addresses."""
@@ -37,6 +40,7 @@ class Run:
         self._ready: dict[int, wire.Ready] = {}
         self._reached: dict[int, wire.Reached] = {}
         self._all_probed = asyncio.Event()
+        self._offsets: dict[int, ClockOffset] = {}
         self._has_begun = False
         self._is_stopped = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,7 +70,7 @@ class Run:
     async def _obey(self) -> Verdict:
         job = Job({node.node_rank: tuple(rank.rank for rank in node.ranks) for node in self._plan.launched})
         while True:
-            what = await self._inputs.get()
+            what = self._timed(await self._inputs.get())
             self._note(what)
             self._display.on_input(what)
             job, actions = step(job, what)
@@ -85,16 +89,39 @@ class Run:
                     case Finish(verdict):
                         return verdict
 
+    def _timed(self, what: Input) -> Input:
+        """The input with its time by this machine's clock, so that exits on several nodes can be ordered."""
+        match what:
+            case FromAgent(node_rank, wire.Heartbeat(sent_ns, echo_ns)):
+                offset = self._offsets.get(node_rank, ClockOffset())
+                self._offsets[node_rank] = offset.heard(
+                    echo_ns=echo_ns, sent_ns=sent_ns, now_ns=time.time_ns()
+                )
+            case FromAgent(node_rank, wire.Exited(rank, returncode, time_ns)):
+                offset = self._offsets.get(node_rank, ClockOffset())
+                timed = wire.Exited(rank, returncode, offset.to_launcher_ns(time_ns))
+                return FromAgent(node_rank, timed)
+            case _:
+                pass
+        return what
+
     def _note(self, what: Input) -> None:
         match what:
             case FromAgent(node_rank, wire.Ready() as ready):
                 self._ready[node_rank] = ready
+                self._ask_the_time(node_rank)
             case FromAgent(node_rank, wire.Reached() as reached):
                 self._reached[node_rank] = reached
                 if len(self._reached) == len(self._plan.launched) - 1:
                     self._all_probed.set()
             case _:
                 pass
+
+    def _ask_the_time(self, node_rank: int) -> None:
+        """A first heartbeat or three: before ranks run, the way is quiet."""
+        if self._fleet.can_probe:
+            for _ in range(_NUM_FIRST_BEATS):
+                self._fleet.tell(node_rank, wire.encode(wire.Heartbeat(time.time_ns(), 0)))
 
     async def _begin(self) -> None:
         """Settle where the ranks meet, and give every agent its plan."""
@@ -155,7 +182,7 @@ class Run:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self._fleet.send(wire.Heartbeat())
+            self._fleet.send(wire.Heartbeat(time.time_ns(), 0))
             self._fleet.drop_silent(self._resolved.request.lease_s)
 
     async def _tick(self) -> None:

@@ -191,7 +191,19 @@ def _stop(job: Job, cause: Cause, number: int) -> Step:
 
 
 def _finish(job: Job) -> Step:
-    cause_end = job.cause.end if isinstance(job.cause, RankFailed) else None
+    cause = _first_cause(job)
+    cause_end = cause.end if isinstance(cause, RankFailed) else None
     collateral = tuple(end for _, end in sorted(job.ends.items()) if end.returncode != 0 and end != cause_end)
     silent = tuple(sorted(set(job.ranks) - job.closed))
-    return replace(job, finished=True), (Finish(Verdict(job.cause, collateral, silent)),)
+    return replace(job, finished=True), (Finish(Verdict(cause, collateral, silent)),)
+
+
+def _first_cause(job: Job) -> Cause | None:
+    """The failed rank that ended first, though another's end may have been heard first.
+
+    Whatever ended before the end that made us stop the job did not end by our stopping it.
+    """
+    if not isinstance(job.cause, RankFailed):
+        return job.cause
+    failed = [end for end in job.ends.values() if end.returncode not in (0, None)]
+    return RankFailed(min(failed, key=lambda end: end.time_ns))

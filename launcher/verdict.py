@@ -10,7 +10,10 @@ from dslaunch.launcher.errors import EXIT_LAUNCH_FAILED, EXIT_NODE_LOST
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How one rank ended. `returncode` is negative for a signal, None where its node was lost."""
+    """How one rank ended. `returncode` is negative for a signal, None where its node was lost.
+
+    `time_ns` is by the launcher's clock.
+    """
 
     node_rank: int
     rank: int

@@ -64,7 +64,13 @@ class Stdin:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Both ways: the sender lives."""
+    """Both ways: the sender lives, at this time of its clock.
+
+    An agent answers each with the `sent_ns` it had as `echo_ns`; on its own account it sends 0.
+    """
+
+    sent_ns: int
+    echo_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class Agent:
                 self._lose_launcher()
             elif now >= self._beat_at:
                 self._beat_at = now + HEARTBEAT_S
-                self._up(Heartbeat())
+                self._up(Heartbeat(time.time_ns(), 0))
                 if self._plan is not None and not self._plan.hears_launcher and not self._is_cut_off():
                     self._heard_at = now
         self._watch_backlog()
@@ -164,8 +164,8 @@ class Agent:
                     if process.rank == rank:
                         process.feed(text.encode("utf-8", "surrogateescape"), last=last)
                         self._watch_stdin(process)
-            case Heartbeat():
-                pass
+            case Heartbeat(sent_ns):
+                self._up(Heartbeat(time.time_ns(), sent_ns))
             case _:
                 raise WireError(f"{type(message).__name__} is not for an agent in state {self._state.name}")
 

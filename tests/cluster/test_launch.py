@@ -229,3 +229,26 @@ def test_a_host_that_is_cut_off_cleans_itself_within_the_lease(netns_site: Site,
     assert process.returncode == 111
     assert "dslaunch: error: host worker-1 (ranks 2, 3) was lost: no sign of life for 5 s" in err
     assert netns_site.gone_within(15) == []
+
+
+TIE = """
+import os, time
+rank = int(os.environ["RANK"])
+at = {2: 0.0, 0: 0.02, 3: 0.02}.get(rank)
+print("up", flush=True)
+first = float(os.environ["NCCL_FIRST"])
+if at is not None:
+    time.sleep(max(0.0, first + at - time.time()))
+    os._exit(10 + rank)
+time.sleep(60)
+"""
+
+
+def test_of_failures_20_ms_apart_on_two_hosts_the_first_is_named(netns_site: Site) -> None:
+    (netns_site.folder / "tie.py").write_text(TIE)
+    for _ in range(3):
+        result = netns_site.run("tie.py", flags=["--env", f"NCCL_FIRST={time.time() + 3}"])
+        assert result.returncode == 12
+        assert (
+            "dslaunch: error: rank 2 (local rank 0, slot 0) on worker-1 exited with code 12" in result.stderr
+        )

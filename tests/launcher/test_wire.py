@@ -16,7 +16,7 @@ messages = st.one_of(
     st.builds(wire.PlanPiece, text, st.booleans()),
     st.builds(wire.Stop, small, seconds),
     st.builds(wire.Signal, small),
-    st.just(wire.Heartbeat()),
+    st.builds(wire.Heartbeat, st.integers(0, 2**63), st.integers(0, 2**63)),
     st.builds(wire.Ready, text, small, text, texts, texts, st.booleans(), small, small),
     st.builds(wire.Probe, texts, small),
     st.builds(wire.Reached, texts, texts),
@@ -99,7 +99,7 @@ OLD_FRAMES = [
     b'{"t":"planpiece","text":"{}","last":true}',
     b'{"t":"stop","signal":15,"grace_s":30.0}',
     b'{"t":"signal","signal":10}',
-    b'{"t":"heartbeat"}',
+    b'{"t":"heartbeat","sent_ns":1700000000000000000,"echo_ns":0}',
     b'{"t":"ready","hostname":"worker-0","pid":7,"python":"3.11.7","addresses":["10.0.0.1"],'
     b'"interfaces":["eth0"],"port_in_use":false,"free_port":40001,"probe_port":40002}',
     b'{"t":"probe","addresses":["10.0.0.1"],"port":40002}',
