@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 _UNANSWERED_NS = 10**12
 """The way of a heartbeat that answers none: longer than that of any that does."""
 
