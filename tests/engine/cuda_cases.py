@@ -1,12 +1,9 @@
-"""Run by test_cuda.py as a process of its own: one rank, one GPU, a real NCCL group. Prints what it finds
-as JSON.
-"""
+"""Run by test_cuda.py, one process a GPU, in a real NCCL group. Prints what it finds as JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
 
 import torch
 import torch.distributed as dist
@@ -37,29 +34,35 @@ def cases() -> list[Case]:
 
 
 def check_collectives() -> None:
-    """A group of one rank still goes through NCCL: the calls, the averaging, the aliasing of shard and
-    bucket.
-    """
+    """Through NCCL even on one rank: the calls, the averaging, the aliasing of shard and bucket."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    own = slice(rank * 128 // world, (rank + 1) * 128 // world)
     for dtype in (torch.float32, torch.bfloat16):
-        bucket = torch.arange(128, dtype=dtype, device="cuda")
-        for start in (
-            lambda b: collectives.reduce_scatter_mean(b, b[:]),
-            lambda b: collectives.all_reduce_mean(b),
-            lambda b: collectives.all_gather(b, b[:]),
+        base = torch.arange(128, dtype=dtype, device="cuda")
+        mean = base + (world - 1) / 2
+        scattered, reduced, gathered = base + rank, base + rank, torch.zeros_like(base)
+        gathered[own] = base[own]
+        for pending in (
+            collectives.reduce_scatter_mean(scattered, scattered[own]),
+            collectives.all_reduce_mean(reduced),
+            collectives.all_gather(gathered, gathered[own]),
         ):
-            result = bucket.clone()
-            pending = start(result)
             pending.wait()
-            assert pending.divide is None
-            assert torch.equal(result, bucket)
-        collectives.broadcast(bucket)
+            assert pending.divide is None  # NCCL averages by itself
+        assert torch.equal(scattered[own], mean[own])
+        assert torch.equal(reduced, mean)
+        assert torch.equal(gathered, base)
+        collectives.broadcast(base)
     assert collectives.agree([1, 2], torch.device("cuda"))
+    assert collectives.agree([rank], torch.device("cuda")) == (world == 1)
 
 
 if __name__ == "__main__":
     deepspeed.init_distributed()
-    assert dist.is_initialized()
     check_collectives()
-    with tempfile.TemporaryDirectory() as directory:
-        resume_is_exact(directory, 1, True, 5)
-    json.dump(run(cases(), int(sys.argv[1]), "cuda"), sys.stdout)
+    directory = sys.argv[2]
+    for stage in (0, 1):
+        resume_is_exact(f"{directory}/stage{stage}", stage, True, 5)
+    found = run(cases(), int(sys.argv[1]), "cuda")
+    if dist.get_rank() == 0:
+        json.dump(found, sys.stdout)

@@ -206,7 +206,7 @@ def ranks_agree(engine: deepspeed.Engine) -> bool:
         for name, param in engine.module.named_parameters()
         if name in masters
     )
-    mine = [param.detach().float() for param in engine.module.parameters()]
+    mine = [param.detach().float().cpu() for param in engine.module.parameters()]
     everyone: list[list[torch.Tensor]] = [[] for _ in range(engine.world_size)]
     dist.all_gather_object(everyone, mine)
     return rounded and all(torch.equal(a, b) for other in everyone for a, b in zip(mine, other, strict=True))
@@ -224,7 +224,7 @@ def run(cases: list[Case], seed: int, device: str = "cpu") -> dict[str, dict[str
         if rank != 0:  # only rank 0's parameters count
             with torch.no_grad():
                 for param in model.parameters():
-                    param.add_(torch.randn(param.shape))
+                    param.add_(torch.randn_like(param))
         losses, norms, engine = train_with_engine(model, case, data)
         mean_losses = torch.tensor(losses)
         dist.all_reduce(mean_losses)

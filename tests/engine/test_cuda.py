@@ -1,9 +1,13 @@
-"""The engine on one GPU with NCCL; skipped where there is none."""
+"""The engine on GPUs with NCCL, one rank and two; skipped where there are none.
+
+Tolerances as in test_equivalence.py, wider in fp32 as TF32 is off but sums run in another order.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,24 +16,46 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+LR, NUM_STEPS = 0.01, 4
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_one_gpu_trains_as_a_plain_loop(seed: int) -> None:
-    environ = {
-        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    }
-    done = subprocess.run(
-        [sys.executable, str(HERE / "cuda_cases.py"), str(seed)],
-        env={**environ, "PYTHONPATH": str(HERE.parents[1] / "src")},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for name, far in json.loads(done.stdout).items():
+def run_ranks(world: int, *arguments: str) -> str:
+    """What rank 0 of cuda_cases.py prints."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environ = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+    environ["PYTHONPATH"] = str(HERE.parents[1] / "src")
+    if world > 1:
+        environ |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "cuda_cases.py"), *arguments],
+            env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        ended = [process.communicate(timeout=100) for process in reversed(started)][::-1]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * world, [err for _, err in ended]
+    return ended[0][0]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_gpus_train_as_a_plain_loop(world: int, seed: int, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < world:
+        pytest.skip(f"needs {world} GPUs")
+    for name, far in json.loads(run_ranks(world, str(seed), str(tmp_path))).items():
         assert far["agree"] == far["same_names"] == 1, (name, far)
-        assert far["loss"] < 1e-4, (seed, name, far)
-        assert far["norm"] < 1e-4, (seed, name, far)
-        assert far["master_max"] < 1e-4, (seed, name, far)
+        rounded = "True" in name and world > 1
+        assert far["loss"] < (0.02 if rounded else 1e-4), (seed, name, far)
+        assert far["norm"] < (0.02 if rounded else 1e-4), (seed, name, far)
+        assert far["master_max"] <= (2 * LR * NUM_STEPS if rounded else 1e-4), (seed, name, far)
+        assert far["master_mean"] < 0.02 * LR * NUM_STEPS, (seed, name, far)

@@ -1,0 +1,152 @@
+// All memory traffic of the CPU kernels: one pass, gradients widened on the way in, the parameter narrowed on the way out.
+#pragma once
+#include "cpu_team.h"
+#include "cpu_vector.h"
+
+namespace {
+
+// How far ahead to fetch. Measured best from 256 to 1024 elements, for each stream; past the end it does no harm.
+constexpr int64_t kAhead = 1024;
+constexpr int kUnroll = 4;
+// Below this many elements the output stays in a cache, from which it is read next.
+constexpr int64_t kStreamOutNumel = 1 << 22;
+
+struct None {};
+struct Float32 {
+  typedef float Element;
+  static FORMULA Vec load(const float* from) { return load_as<Vec>(from); }
+};
+struct BFloat16 {
+  typedef uint16_t Element;
+  static FORMULA Vec load(const uint16_t* from) { return widen_bf16(load_as<Half>(from)); }
+  static FORMULA Half narrow(Vec x) { return narrow_bf16(x); }
+};
+struct Float16 {
+  typedef uint16_t Element;
+  static FORMULA Vec load(const uint16_t* from) { return widen_fp16(load_as<Half>(from)); }
+  static FORMULA Half narrow(Vec x) { return narrow_fp16(x); }
+};
+
+template <class T>
+FORMULA void store(void* to, T value) {
+  __builtin_memcpy(to, &value, sizeof value);
+}
+
+template <class Out, bool kPastCaches>
+FORMULA void store_out(void* out, int64_t i, Vec theta) {
+  uint16_t* to = static_cast<uint16_t*>(out) + i;
+  if (kPastCaches)
+    store_past_caches(to, Out::narrow(theta));
+  else
+    store(to, Out::narrow(theta));
+}
+template <>
+FORMULA void store_out<None, false>(void*, int64_t, Vec) {}
+template <>
+FORMULA void store_out<None, true>(void*, int64_t, Vec) {}
+
+FORMULA void fetch(const void* base, int64_t byte) { __builtin_prefetch(static_cast<const char*>(base) + byte); }
+
+template <class Rule, class Grad>
+FORMULA void fetch_ahead(const Entry& e, int64_t i) {
+  constexpr int64_t kBytes = kUnroll * kLanes * 4;
+  const int64_t at = (i + kAhead) * 4;
+  for (int64_t byte = 0; byte < kBytes; byte += 64) {
+    fetch(e.master, at + byte);
+    if (Rule::num_states > 0) fetch(e.state1, at + byte);
+    if (Rule::num_states > 1) fetch(e.state2, at + byte);
+  }
+  constexpr int64_t kGradBytes = kUnroll * kLanes * sizeof(typename Grad::Element);
+  for (int64_t byte = 0; byte < kGradBytes; byte += 64)
+    fetch(e.grad, (i + kAhead) * int64_t(sizeof(typename Grad::Element)) + byte);
+}
+
+// Elements [i, i + kLanes) of the entry.
+template <class Rule, class Grad, class Out, bool kPastCaches>
+FORMULA void step_vector(const Entry& e, int64_t i, float scale, const typename Rule::Scalars& s) {
+  const Vec g = Grad::load(static_cast<const typename Grad::Element*>(e.grad) + i) * scale;
+  Vec theta = load_as<Vec>(e.master + i), state1 = {}, state2 = {};
+  if (Rule::num_states > 0) state1 = load_as<Vec>(e.state1 + i);
+  if (Rule::num_states > 1) state2 = load_as<Vec>(e.state2 + i);
+  Rule::step(theta, state1, state2, g, s);
+  store(e.master + i, theta);
+  if (Rule::num_states > 0) store(e.state1 + i, state1);
+  if (Rule::num_states > 1) store(e.state2 + i, state2);
+  store_out<Out, kPastCaches>(e.out, i, theta);
+}
+
+// The last elements, fewer than a vector, through copies of a whole one: every element meets the same arithmetic
+// wherever a shard begins and ends.
+template <class Rule, class Grad, class Out>
+inline void step_tail(const Entry& e, int64_t i, int64_t num, float scale, const typename Rule::Scalars& s) {
+  float master[kLanes] = {}, state1[kLanes] = {}, state2[kLanes] = {};
+  typename Grad::Element grad[kLanes] = {};
+  uint16_t out[kLanes] = {};
+  __builtin_memcpy(master, e.master + i, num * 4);
+  if (Rule::num_states > 0) __builtin_memcpy(state1, e.state1 + i, num * 4);
+  if (Rule::num_states > 1) __builtin_memcpy(state2, e.state2 + i, num * 4);
+  __builtin_memcpy(grad, static_cast<const typename Grad::Element*>(e.grad) + i, num * sizeof grad[0]);
+  const Entry copy = {master, state1, state2, grad, out, kLanes, 0};
+  step_vector<Rule, Grad, Out, false>(copy, 0, scale, s);
+  __builtin_memcpy(e.master + i, master, num * 4);
+  if (Rule::num_states > 0) __builtin_memcpy(e.state1 + i, state1, num * 4);
+  if (Rule::num_states > 1) __builtin_memcpy(e.state2 + i, state2, num * 4);
+  if (e.out) __builtin_memcpy(static_cast<uint16_t*>(e.out) + i, out, num * 2);
+}
+
+template <class Rule, class Grad, class Out, bool kPastCaches>
+inline void step_run(const Entry& entry, int64_t i, int64_t end, float scale, const typename Rule::Scalars& s) {
+  const Entry e = entry;  // pointers in registers: the stores could alias them otherwise
+  for (; i + kUnroll * kLanes <= end; i += kUnroll * kLanes) {
+    fetch_ahead<Rule, Grad>(e, i);
+    for (int part = 0; part < kUnroll; part++)
+      step_vector<Rule, Grad, Out, kPastCaches>(e, i + part * kLanes, scale, s);
+  }
+  for (; i + kLanes <= end; i += kLanes) step_vector<Rule, Grad, Out, kPastCaches>(e, i, scale, s);
+  if (i < end) step_tail<Rule, Grad, Out>(e, i, end - i, scale, s);
+}
+
+template <class Rule, class Grad, class Out>
+inline void step_entries(const Call& call) {
+  const typename Rule::Scalars s = *static_cast<const typename Rule::Scalars*>(call.scalars);
+  const bool large = call.num_blocks * kBlockNumel >= kStreamOutNumel;
+#pragma omp parallel num_threads(call.num_threads) if (call.num_threads > 1)
+  {
+    FlushDenormals flush;
+    for_each_run(call, share_of_this_thread(call.num_blocks), [&](const Entry& e, int64_t begin, int64_t end) {
+      if (large && reinterpret_cast<uintptr_t>(e.out) % sizeof(Half) == 0)
+        step_run<Rule, Grad, Out, true>(e, begin, end, call.grad_scale, s);
+      else
+        step_run<Rule, Grad, Out, false>(e, begin, end, call.grad_scale, s);
+    });
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);  // stores past the caches are seen by whoever waits for this team
+  }
+}
+
+// Turns run-time dtypes into template arguments: body.template run<Grad, Out>(call).
+template <class Body, class Grad>
+inline void with_out(const Call& call) {
+  switch (call.out_dtype) {
+    case kBFloat16: return Body::template run<Grad, BFloat16>(call);
+    case kFloat16: return Body::template run<Grad, Float16>(call);
+    default: return Body::template run<Grad, None>(call);
+  }
+}
+template <class Body>
+inline void with_dtypes(const Call& call) {
+  switch (call.grad_dtype) {
+    case kBFloat16: return with_out<Body, BFloat16>(call);
+    case kFloat16: return with_out<Body, Float16>(call);
+    default: return with_out<Body, Float32>(call);
+  }
+}
+
+template <class Rule>
+struct Elementwise {
+  template <class Grad, class Out>
+  static void run(const Call& call) {
+    step_entries<Rule, Grad, Out>(call);
+  }
+};
+
+}  // namespace
