@@ -45,7 +45,7 @@ class Connection(asyncio.Protocol, ABC):
         # closing at once would reset a connection with unread data, and what was sent could be lost
         try:
             self._transport.write_eof()
-        except ZeroDivisionError:  # reset already, and not noticed yet
+        except OSError:  # reset already, and not noticed yet
             self._transport.abort()
             return
         self._linger = self._loop.call_later(linger_s, self._transport.abort)

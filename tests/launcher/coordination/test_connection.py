@@ -12,16 +12,16 @@ from dslaunch.launcher.coordination.protocol import MAX_LINE_BYTES
 
 
 class Recorder(Connection):
-    """Keeps what came; `made` are those that a server has made."""
+    """Keeps what came; `made` are those that stand."""
 
     def __init__(self, made: "list[Recorder]") -> None:
         super().__init__()
         self.lines: list[bytes] = []
         self.reasons: list[str] = []
-        made.append(self)
+        self._made = made
 
     def opened(self) -> None:
-        pass
+        self._made.append(self)
 
     def on_line(self, line: bytes) -> None:
         self.lines.append(line)
