@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -60,10 +60,29 @@ def measure(argv: Sequence[str], environ: Mapping[str, str], num_ranks: int) -> 
     )
 
 
-def launcher_pss_bytes(argv: Sequence[str], environ: Mapping[str, str], num_ranks: int) -> int:
-    """Memory of a launcher's own processes (proportional set size) while its ranks wait.
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a launcher and its agents take, ranks left out, once all ranks are up.
 
-    The path of a FIFO is appended to `argv`: the payload waits for a byte from it.
+    Attributes:
+        pss_bytes: proportional set size, so that shared pages count once.
+        cpu_s: user and system time until then, of processes that have ended too.
+    """
+
+    pss_bytes: int
+    cpu_s: float
+
+
+def launcher_cost(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    num_ranks: int,
+    agents: Callable[[], Sequence[int]] | None = None,
+) -> Cost:
+    """What it costs to have the ranks up and waiting.
+
+    The path of a FIFO is appended to `argv`: the payload waits for a byte from it. `agents` tells the
+    pids of agents on other hosts, whose ranks are on those hosts too.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "go")
@@ -72,14 +91,17 @@ def launcher_pss_bytes(argv: Sequence[str], environ: Mapping[str, str], num_rank
         try:
             with _running([*argv, path], environ) as run:
                 ranks = {line.pid for line in run.wait_for_lines(num_ranks)}
-                pids = [pid for pid in _tree(run.process.pid) if pid not in ranks]
-                pss_bytes = sum(_pss_bytes(pid) for pid in pids)
-                os.write(fifo, b"." * num_ranks)
+                if agents is None:
+                    pids = [pid for pid in process_tree(run.process.pid) if pid not in ranks]
+                else:
+                    pids = [*process_tree(run.process.pid), *agents()]
+                cost = Cost(sum(pss_bytes(pid) for pid in pids), sum(_cpu_s(pid) for pid in pids))
+                os.write(fifo, b".\n" * num_ranks)
                 run.process.wait(TIMEOUT_S)
                 run.check(num_ranks)
         finally:
             os.close(fifo)
-    return pss_bytes
+    return cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +185,24 @@ def _running(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[_Run]:
             run.end()
 
 
-def _tree(pid: int) -> Iterator[int]:
+def process_tree(pid: int) -> Iterator[int]:
+    """The process and all that descend from it. OSError where one is gone."""
     yield pid
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            yield from _tree(int(child))
+            yield from process_tree(int(child))
 
 
-def _pss_bytes(pid: int) -> int:
+def pss_bytes(pid: int) -> int:
+    """Proportional set size of a process. OSError where it is gone."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     raise BenchmarkError(f"no Pss in /proc/{pid}/smaps_rollup")
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time of a process and of those it has waited for."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    ticks = stat[stat.rindex(")") + 2 :].split()[11:15]  # fields 14 to 17 of proc_pid_stat(5)
+    return sum(int(tick) for tick in ticks) / os.sysconf("SC_CLK_TCK")

@@ -7,4 +7,4 @@ import sys
 os.write(1, b"RANKLINE %d\n" % os.getpid())
 if os.path.exists(sys.argv[-1]) and stat.S_ISFIFO(os.stat(sys.argv[-1]).st_mode):
     with open(sys.argv[-1], "rb", buffering=0) as fifo:
-        fifo.read(1)
+        fifo.read(2)
