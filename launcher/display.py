@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dslaunch.hostfile import fold_names
 from dslaunch.launcher import wire
 from dslaunch.launcher.console import Console
+from dslaunch.launcher.fold import ranges
 from dslaunch.launcher.master import Meeting
 from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.rank_lines import RankLines
@@ -61,6 +62,8 @@ class Display:
         self._answered_s: float | None = None
         self._interface = ""
         self._num_started = 0
+        self._running: dict[int, str] = {}
+        self._kill_at: float | None = None
         self._streams = RankStreams()
         self._waiting_for = {node.node_rank: node.host for node in plan.launched}
         self._is_terminal = os.isatty(2) and os.environ.get("TERM") != "dumb"
@@ -89,7 +92,10 @@ class Display:
                 self._waiting_for.pop(node_rank, None)
             case FromAgent(_, wire.Dropped(rank, num_bytes)):
                 self._say(f"{num_bytes} bytes of rank {rank} were not shown: its host's link is too slow")
+            case FromAgent(node_rank, wire.Exited(rank)):
+                self._running.pop(rank, None)
             case FromAgent(node_rank, wire.Started(rank, pid)):
+                self._running[rank] = self._plan.nodes[node_rank].host
                 self._debug(f"rank {rank} is pid {pid} on {self._plan.nodes[node_rank].host}")
                 self._num_started += 1
                 if self._num_started == self._num_ranks:
@@ -102,11 +108,15 @@ class Display:
 
     def on_action(self, action: Action) -> None:
         match action:
-            case Stop(Interrupted(), _):
-                self._say("stopping; press Ctrl-C again to kill")
+            case Stop(cause, _):
+                now = time.monotonic()
+                self._progress_at = now + _PROGRESS_AFTER_S
+                self._kill_at = now + self._plan.launched[0].grace_s
+                if isinstance(cause, Interrupted):
+                    self._say("stopping; press Ctrl-C again to kill")
             case Finish(verdict):
                 self._finish(verdict)
-            case Begin() | Stop() | Signal():
+            case Begin() | Signal():
                 pass
 
     def on_tick(self) -> None:
@@ -114,20 +124,35 @@ class Display:
         if self._rank_lines is not None:
             self._rank_lines.on_tick()
         now = time.monotonic()
-        if self._answered_s is None and self._waiting_for and now >= self._progress_at:
-            self._progress_at = now + (0.5 if self._is_terminal else _PLAIN_PROGRESS_EVERY_S)
-            self._progress(now)
+        if now < self._progress_at:
+            return
+        self._progress_at = now + (0.5 if self._is_terminal else _PLAIN_PROGRESS_EVERY_S)
+        if self._kill_at is not None and self._running:
+            self._progress(self._who_is_left(now))
+        elif self._answered_s is None and self._waiting_for:
+            self._progress(self._who_is_awaited(now))
 
     @property
     def _num_ranks(self) -> int:
         return sum(len(node.ranks) for node in self._plan.launched)
 
-    def _progress(self, now: float) -> None:
+    def _who_is_awaited(self, now: float) -> str:
         num_nodes = len(self._plan.launched)
-        text = (
+        return (
             f"{num_nodes - len(self._waiting_for)}/{num_nodes} hosts answered, "
             f"waiting for {fold_names(self._waiting_for.values())} {now - self._started_at:.0f} s"
         )
+
+    def _who_is_left(self, now: float) -> str:
+        assert self._kill_at is not None
+        ranks = "rank" if len(self._running) == 1 else "ranks"
+        hosts = fold_names(dict.fromkeys(self._running.values()))
+        left_s = self._kill_at - now
+        when = f"SIGKILL in {left_s:.0f} s" if left_s > 0 else "killed"
+        return f"waiting for {ranks} {ranges(sorted(self._running))} on {hosts} to end, {when}"
+
+    def _progress(self, text: str) -> None:
+        """A line that is written over on a terminal, and a plain one now and then elsewhere."""
         if self._is_terminal and self._words.info:
             self._console.write(2, f"{_CLEAR_LINE}dslaunch: {text}".encode())
             self._has_progress = True

@@ -15,6 +15,7 @@ AGENT_MODULES = (
     "launcher/wire.py",
     "launcher/node_plan.py",
     "launcher/agent/binding.py",
+    "launcher/agent/evidence.py",
     "launcher/agent/facts.py",
     "launcher/agent/guard.py",
     "launcher/agent/link.py",

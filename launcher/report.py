@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from dslaunch.launcher.last_words import last_words
 from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.verdict import (
     Interrupted,
@@ -38,10 +39,10 @@ def _cause(verdict: Verdict, plan: LaunchPlan, device: Callable[[int], str], tai
         case RankFailed(end):
             assert end.returncode is not None
             node, rank = plan.ranks[end.rank]
-            said = tail(end.rank)
+            said = last_words(tail(end.rank))
             lines = [
                 f"error: rank {end.rank} (local rank {rank.local_rank}, {device(rank.slot)}) on {node.host} "
-                f"{how_it_ended(end.returncode)}"
+                f"{how_it_ended(end.returncode)}" + (f" ({end.note})" if end.note else "")
             ]
             return lines + (["its last lines:", *(f"    {line}" for line in said)] if said else [])
         case NodeLost(node_rank, reason):

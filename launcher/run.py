@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 
 from dslaunch.launcher import supervise, wire
 from dslaunch.launcher.clock_offset import ClockOffset
@@ -97,10 +98,9 @@ class Run:
                 self._offsets[node_rank] = offset.heard(
                     echo_ns=echo_ns, sent_ns=sent_ns, now_ns=time.time_ns()
                 )
-            case FromAgent(node_rank, wire.Exited(rank, returncode, time_ns)):
+            case FromAgent(node_rank, wire.Exited() as exited):
                 offset = self._offsets.get(node_rank, ClockOffset())
-                timed = wire.Exited(rank, returncode, offset.to_launcher_ns(time_ns))
-                return FromAgent(node_rank, timed)
+                return FromAgent(node_rank, replace(exited, time_ns=offset.to_launcher_ns(exited.time_ns)))
             case _:
                 pass
         return what

@@ -11,7 +11,8 @@ from dslaunch.launcher.supervise import FromAgent, Input
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is shown in pieces of this size."""
-NUM_TAIL_LINES = 20
+NUM_TAIL_LINES = 200
+"""Enough for the traceback before a library's own stack dump."""
 
 
 @dataclass(slots=True)

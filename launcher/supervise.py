@@ -136,8 +136,8 @@ def _heard(job: Job, node_rank: int, message: wire.Up) -> Step:
             return job, (Begin(),) if job.has_begun and job.cause is None else ()
         case wire.Refused(refusal, hint):
             return _stop(job, LaunchFailed(node_rank, refusal, hint), signal.SIGTERM)
-        case wire.Exited(rank, returncode, time_ns) if rank in job.missing(node_rank):
-            end = RankEnd(node_rank, rank, returncode, time_ns)
+        case wire.Exited(rank, returncode, time_ns, note) if rank in job.missing(node_rank):
+            end = RankEnd(node_rank, rank, returncode, time_ns, note)
             job = replace(job, ends={**job.ends, rank: end})
             return _stop(job, RankFailed(end), signal.SIGTERM) if returncode != 0 else (job, ())
         case _:
@@ -150,7 +150,7 @@ def _closed(job: Job, closed: AgentClosed) -> Step:
     job = replace(job, closed=job.closed | {node_rank})
     actions: tuple[Action, ...] = ()
     if lost:
-        ends = {rank: RankEnd(node_rank, rank, None, 0) for rank in lost}
+        ends = {rank: RankEnd(node_rank, rank, None, 0, "") for rank in lost}
         job = replace(job, ends={**job.ends, **ends})
         cause: Cause = NodeLost(node_rank, closed.reason)
         if not job.has_begun:

@@ -12,13 +12,14 @@ from dslaunch.launcher.errors import EXIT_LAUNCH_FAILED, EXIT_NODE_LOST
 class RankEnd:
     """How one rank ended. `returncode` is negative for a signal, None where its node was lost.
 
-    `time_ns` is by the launcher's clock.
+    `time_ns` is by the launcher's clock; `note` is what the host knows about it, "" for nothing.
     """
 
     node_rank: int
     rank: int
     returncode: int | None
     time_ns: int
+    note: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,11 +135,15 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """Up, once per rank: how its process ended (negative: by that signal), stamped by the node's clock."""
+    """Up, once per rank: how its process ended (negative: by that signal), stamped by the node's clock.
+
+    `note` is what the host knows about it, such as that memory ran out; "" where it knows nothing.
+    """
 
     rank: int
     returncode: int
     time_ns: int
+    note: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,8 @@ def decode(line: bytes) -> Message:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise WireError(f"not JSON: {line[:60]!r}") from error
-    kind = _KINDS.get(record.pop("t", "")) if isinstance(record, dict) else None
+    name = record.pop("t", None) if isinstance(record, dict) else None
+    kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise WireError(f"no message of this protocol: {line[:60]!r}")
     values: dict[str, Any] = {}

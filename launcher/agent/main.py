@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from functools import partial
 
-from dslaunch.launcher.agent import binding, facts, ssh_watch, sweep
+from dslaunch.launcher.agent import binding, evidence, facts, ssh_watch, sweep
 from dslaunch.launcher.agent.guard import Guard
 from dslaunch.launcher.agent.link import Link, LinkClosedError
 from dslaunch.launcher.agent.process import RankProcess, become_subreaper
@@ -37,6 +37,8 @@ _ORPHAN_GRACE_S = 3.0
 """Without a launcher nobody waits for a checkpoint, and devices must be free soon."""
 _WAITING_LEASE_S = 120.0
 """How long an agent without a plan believes in a silent launcher: other hosts may be slow to connect."""
+_KILLED_S = 5.0
+"""How long a killed rank may take to go: one in uninterruptible sleep never does."""
 _LAST_FLUSH_S = 10.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -64,8 +66,10 @@ class Agent:
         self._plan_text = ""
         self._plan: NodePlan | None = None
         self._guard: Guard | None = None
+        self._oom_counts = evidence.oom_counts()
         self._ranks: dict[int, RankProcess] = {}  # by pid
         self._kill_at: float | None = None
+        self._give_up_at: float | None = None
         self._heard_at = time.monotonic()
         self._beat_at = time.monotonic() + HEARTBEAT_S
         self._launcher_lost = False
@@ -96,13 +100,14 @@ class Agent:
     def _done(self) -> bool:
         if self._state is State.WAITING:
             return self._launcher_lost
-        return all(process.returncode is not None for process in self._ranks.values())
+        has_given_up = self._give_up_at is not None and time.monotonic() >= self._give_up_at
+        return has_given_up or all(process.returncode is not None for process in self._ranks.values())
 
     # -- time
 
     def _timeout(self) -> float:
         times = [self._beat_at, self._lease_end] if not self._launcher_lost else []
-        times += [self._kill_at] if self._kill_at is not None else []
+        times += [at for at in (self._kill_at, self._give_up_at) if at is not None]
         return max(0.0, min(times, default=time.monotonic() + HEARTBEAT_S) - time.monotonic())
 
     @property
@@ -113,6 +118,7 @@ class Agent:
         now = time.monotonic()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
+            self._give_up_at = now + _KILLED_S
             self._signal_groups(signal.SIGKILL)
         if not self._launcher_lost:
             if now >= self._lease_end:
@@ -272,7 +278,10 @@ class Agent:
                 now_ns = time.time_ns()
                 process.reaped(os.waitstatus_to_exitcode(status))
                 self._drain(process)
-                self._up(Exited(process.rank, os.waitstatus_to_exitcode(status), now_ns))
+                returncode = os.waitstatus_to_exitcode(status)
+                by_us = self._state is State.STOPPING
+                note = "" if by_us else evidence.explain(returncode, self._oom_counts)
+                self._up(Exited(process.rank, returncode, now_ns, note))
 
     def _watch_stdin(self, process: RankProcess) -> None:
         """Wake when the rank reads, while something waits for it."""

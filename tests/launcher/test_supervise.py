@@ -50,7 +50,7 @@ class History:
 
 
 def exited(rank: int, returncode: int, time_ns: int = 5) -> FromAgent:
-    return FromAgent(rank // 2, wire.Exited(rank, returncode, time_ns))
+    return FromAgent(rank // 2, wire.Exited(rank, returncode, time_ns, ""))
 
 
 def closed(node_rank: int, reason: str = "its agent exited with code 0") -> AgentClosed:
@@ -73,7 +73,7 @@ def test_the_first_rank_that_fails_is_the_cause_and_the_rest_collateral() -> Non
         .begin()
         .add(exited(2, 7), exited(0, -15), exited(1, -15), closed(0), exited(3, -9), closed(1))
     )
-    cause = RankFailed(RankEnd(1, 2, 7, 5))
+    cause = RankFailed(RankEnd(1, 2, 7, 5, ""))
     assert history.actions[1] == Stop(cause, signal.SIGTERM)
     assert history.verdict.cause == cause
     assert [end.rank for end in history.verdict.collateral] == [0, 1, 3]
@@ -85,7 +85,7 @@ def test_the_rank_that_ended_first_is_the_cause_though_it_was_heard_second() -> 
         History().begin().add(exited(0, 1, 1_020), exited(2, 7, 1_000), exited(1, -15, 1_100), closed(0))
     )
     history.add(exited(3, -15, 1_101), closed(1))
-    assert history.verdict.cause == RankFailed(RankEnd(1, 2, 7, 1_000))
+    assert history.verdict.cause == RankFailed(RankEnd(1, 2, 7, 1_000, ""))
     assert [end.rank for end in history.verdict.collateral] == [0, 1, 3]
     assert history.verdict.exit_code == 7
 

@@ -26,7 +26,7 @@ messages = st.one_of(
     st.builds(wire.Started, small, small),
     st.builds(wire.Output, small, st.sampled_from((1, 2)), text),
     st.builds(wire.Dropped, small, small),
-    st.builds(wire.Exited, small, small, st.integers(0, 2**63)),
+    st.builds(wire.Exited, small, small, st.integers(0, 2**63), text),
 )
 
 
@@ -56,6 +56,7 @@ def test_garbage_raises_only_wire_error(garbage: bytes) -> None:
     [
         ([], "no message of this protocol"),
         ({"t": "format_disk"}, "no message of this protocol"),
+        ({"t": []}, "no message of this protocol"),
         ({"t": "started", "rank": 1}, "Started.pid is None"),
         ({"t": "started", "rank": True, "pid": 1}, "Started.rank is True"),
         ({"t": "started", "rank": "1", "pid": 1}, "Started.rank is '1'"),
@@ -110,7 +111,7 @@ OLD_FRAMES = [
     b'{"t":"started","rank":0,"pid":8}',
     b'{"t":"output","rank":0,"stream":1,"text":"hello\\n"}',
     b'{"t":"dropped","rank":0,"num_bytes":12}',
-    b'{"t":"exited","rank":0,"returncode":-9,"time_ns":1700000000000000000}',
+    b'{"t":"exited","rank":0,"returncode":-9,"time_ns":1700000000000000000,"note":""}',
 ]
 
 

@@ -1,0 +1,82 @@
+"""What the host knows about a rank that was killed by a signal: above all, whether memory ran out."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OomCounts:
+    """How often the kernel's OOM killer has acted: in this process's cgroup, and on the host."""
+
+    cgroup: int
+    host: int
+
+
+def oom_counts(root: str = "/") -> OomCounts:
+    """Now. Counts that cannot be read are 0 (cgroup v2 memory.events, /proc/vmstat)."""
+    return OomCounts(
+        _count(os.path.join(_cgroup(root), "memory.events"), "oom_kill"),
+        _count(os.path.join(root, "proc/vmstat"), "oom_kill"),
+    )
+
+
+def explain(returncode: int, before: OomCounts, root: str = "/") -> str:
+    """A sentence about an end by a signal that the launcher did not send; "" where nothing is known."""
+    match -returncode:
+        case signal.SIGKILL:
+            return _explain_kill(before, root)
+        case signal.SIGBUS:
+            return _explain_bus(root)
+        case signal.SIGXCPU | signal.SIGXFSZ:
+            return "it ran into a resource limit: see ulimit -a"
+        case _:
+            return ""
+
+
+def _explain_kill(before: OomCounts, root: str) -> str:
+    now = oom_counts(root)
+    if now.cgroup > before.cgroup:
+        limit = _read(os.path.join(_cgroup(root), "memory.max")).strip()
+        of = f" of {int(limit) // _MIB} MiB" if limit.isdecimal() else ""
+        return f"out of memory: the kernel killed it at its cgroup's limit{of}"
+    if now.host > before.host:
+        return "out of memory: the kernel's OOM killer acted on this host while it ran"
+    return "not by dslaunch, and the kernel's OOM killer has not acted: someone else, or a batch system"
+
+
+def _explain_bus(root: str) -> str:
+    try:
+        shm = os.statvfs(os.path.join(root, "dev/shm"))
+    except OSError:
+        return ""
+    size, free = shm.f_blocks * shm.f_frsize // _MIB, shm.f_bavail * shm.f_frsize // _MIB
+    return f"often a full /dev/shm: {free} of {size} MiB are free there (containers: --shm-size)"
+
+
+def _cgroup(root: str) -> str:
+    """The folder of this process's cgroup (v2: the line `0::/path`)."""
+    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
+        if line.startswith("0::"):
+            return os.path.join(root, "sys/fs/cgroup", line[3:].strip().lstrip("/"))
+    return os.path.join(root, "sys/fs/cgroup")
+
+
+def _count(path: str, name: str) -> int:
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.strip().isdecimal():
+            return int(value)
+    return 0
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
