@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Generic, TypeVar, cast
+from typing import TypeVar, cast
 
 from dslaunch.runner_backends.command import SessionEnd
 from dslaunch.runner_backends.errors import BackendError
@@ -143,17 +143,20 @@ class Child(asyncio.SubprocessProtocol):
 ChildT = TypeVar("ChildT", bound=Child)
 
 
-class Children(Generic[ChildT]):
+class Children:
     """Every child of one backend, from its start until it has been waited for."""
 
-    def __init__(self, kind: type[ChildT], close_timeout_s: float = 10.0) -> None:
-        self._kind = kind
+    def __init__(self, close_timeout_s: float = 10.0) -> None:
         self._close_timeout_s = close_timeout_s
-        self._children: set[ChildT] = set()
+        self._children: set[Child] = set()
         self._reapers: set[asyncio.Task[None]] = set()
 
     async def start(
-        self, argv: Sequence[str], host_name: str, environment: Mapping[str, str] | None = None
+        self,
+        kind: type[ChildT],
+        argv: Sequence[str],
+        host_name: str,
+        environment: Mapping[str, str] | None = None,
     ) -> ChildT:
         """Start a program in a session of its own, with `environment` beside our own variables.
 
@@ -163,7 +166,7 @@ class Children(Generic[ChildT]):
         whole = {**os.environ, **environment} if environment else None
         try:
             words = [os.fsencode(word) for word in argv]
-            _, child = await loop.subprocess_exec(self._kind, *words, start_new_session=True, env=whole)
+            _, child = await loop.subprocess_exec(kind, *words, start_new_session=True, env=whole)
         except (OSError, ValueError) as error:
             raise _start_error(host_name, argv[0], error) from error
         self._children.add(child)
@@ -184,7 +187,7 @@ class Children(Generic[ChildT]):
             if late:
                 await asyncio.wait(late)
 
-    async def _forget_when_over(self, child: ChildT) -> None:
+    async def _forget_when_over(self, child: Child) -> None:
         await child.wait()
         self._children.discard(child)
 

@@ -8,9 +8,12 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 
+from dslaunch.hostfile import Host
 from dslaunch.runner_backends.child import Child, Children
 from dslaunch.runner_backends.command import GroupCommand, SessionEnd
-from dslaunch.runner_backends.demultiplex import Demultiplexer, Labels, Sorted
+from dslaunch.runner_backends.demultiplex import Demultiplexer, Sorted
+from dslaunch.runner_backends.errors import BackendError
+from dslaunch.runner_backends.farewell import FAREWELL
 from dslaunch.runner_backends.output import OutputBuffer
 from dslaunch.runner_backends.programs import find_tool
 from dslaunch.runner_backends.tail import TAIL_BYTES, Tail
@@ -27,8 +30,17 @@ def bound_to_us(argv: tuple[str, ...]) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", "-c", _BIND, str(os.getpid()), *argv)
 
 
+def refuse_logins(backend: str, hosts: tuple[Host, ...]) -> None:
+    """Raises BackendError for hosts with a user or a port, where the tool takes none."""
+    for host in hosts:
+        if host.user is not None or host.port is not None:
+            what = "user" if host.user is not None else "port"
+            hint = "leave it out of the hostfile; where ssh is used, ssh_config can set it"
+            raise BackendError(backend, f"takes no {what}, but {host.name} has one", hint)
+
+
 class _DeafTool(Child):
-    """A tool that passes no stdin on. Its end is what closes the stdin of every process."""
+    """A tool that does not pass EOF on. Its end is what tells every process to end."""
 
     def close_stdin(self) -> None:
         super().close_stdin()
@@ -38,14 +50,15 @@ class _DeafTool(Child):
 class ToolGroup:
     """A running tool. Every host's output has to be read: one that is not holds back all of them."""
 
-    def __init__(self, child: Child, labels: Labels, num_hosts: int) -> None:
+    def __init__(self, child: Child, demultiplexer: Demultiplexer, num_hosts: int) -> None:
         self._child = child
-        self._demultiplexer = Demultiplexer(labels)
+        self._demultiplexer = demultiplexer
         self._num_full = 0
         self._is_flowing = asyncio.Event()
         self._is_flowing.set()
         self._outputs = [OutputBuffer(self._pause, self._resume) for _ in range(num_hosts)]
         self._own = Tail()
+        self._exit_codes: dict[int, int] = {}
         self._pump = asyncio.create_task(self._sort_output())
 
     def output(self, index: int) -> AsyncIterator[bytes]:
@@ -57,7 +70,7 @@ class ToolGroup:
         self._child.write(data)
 
     def close_stdin(self) -> None:
-        """Let what is queued go out, then EOF to every process; a tool that passes no stdin on is ended."""
+        """Let what is queued go out, then EOF to every process; a tool that does not pass it on is ended."""
         self._child.close_stdin()
 
     def kill(self) -> None:
@@ -70,7 +83,9 @@ class ToolGroup:
         end = await self._child.wait()
         await asyncio.shield(self._pump)
         own = self._own.text()
-        return SessionEnd(end.returncode, (own + end.stderr)[-TAIL_BYTES:]) if own else end
+        all_told = len(self._exit_codes) == len(self._outputs)
+        returncode = max(self._exit_codes.values()) if all_told else end.returncode
+        return SessionEnd(returncode, (own + end.stderr)[-TAIL_BYTES:])
 
     def when_over(self, act: Callable[[ToolGroup], None]) -> None:
         """Have `act` called once all output is told apart."""
@@ -92,7 +107,15 @@ class ToolGroup:
 
     def _deal(self, found: Sorted) -> None:
         for index, lines in found.lines.items():
-            self._outputs[index].feed(b"".join(lines))
+            farewell = FAREWELL.search(lines[-1])
+            if farewell is None:
+                self._outputs[index].feed(b"".join(lines))
+                continue
+            self._outputs[index].feed(b"".join([*lines[:-1], lines[-1][: farewell.start()]]))
+            self._outputs[index].end()
+            self._exit_codes[index] = int(farewell[1])
+            if len(self._exit_codes) == len(self._outputs):
+                self._child.close_stdin()
         for line in found.own:
             self._own.feed(line)
 
@@ -114,8 +137,13 @@ class ToolBackend(ABC):
     has_stdin: bool
 
     def __init__(self, close_timeout_s: float = 10.0) -> None:
-        self._children: Children[Child] = Children(Child if self.has_stdin else _DeafTool, close_timeout_s)
+        self._children = Children(close_timeout_s)
         self._groups: set[ToolGroup] = set()
+
+    @property
+    @abstractmethod
+    def passes_eof(self) -> bool:
+        """Whether EOF reaches every process. Where not, the tool is ended with SIGTERM, and ends with us."""
 
     @abstractmethod
     def tool_argv(self, command: GroupCommand) -> tuple[str, ...]:
@@ -126,8 +154,8 @@ class ToolBackend(ABC):
         """The variables that are set for the tool beside our own."""
 
     @abstractmethod
-    def labels(self, command: GroupCommand) -> Labels:
-        """How the tool tells whose line it is."""
+    def demultiplexer(self, command: GroupCommand) -> Demultiplexer:
+        """What tells the output of the processes apart."""
 
     @abstractmethod
     def check(self, command: GroupCommand) -> None:
@@ -138,10 +166,9 @@ class ToolBackend(ABC):
         self.check(command)
         argv = self.tool_argv(command)
         find_tool(argv[0])
-        child = await self._children.start(
-            argv if self.has_stdin else bound_to_us(argv), argv[0], self.tool_environment(command)
-        )
-        group = ToolGroup(child, self.labels(command), len(command.hosts))
+        kind, argv_here = (Child, argv) if self.passes_eof else (_DeafTool, bound_to_us(argv))
+        child = await self._children.start(kind, argv_here, argv[0], self.tool_environment(command))
+        group = ToolGroup(child, self.demultiplexer(command), len(command.hosts))
         self._groups.add(group)
         group.when_over(self._groups.discard)
         if command.stdin:

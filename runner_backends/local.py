@@ -12,11 +12,11 @@ class LocalBackend:
     name = "local"
 
     def __init__(self, *, close_timeout_s: float = 10.0) -> None:
-        self._children = Children(Child, close_timeout_s)
+        self._children = Children(close_timeout_s)
 
     async def start(self, command: NodeCommand) -> Child:
         """Run the command in a session of its own. Raises BackendError when the program cannot be run."""
-        child = await self._children.start(command.argv, command.host.name)
+        child = await self._children.start(Child, command.argv, command.host.name)
         child.write(command.stdin)
         return child
 

@@ -46,7 +46,7 @@ class OpenSshBackend:
         self._ssh_config = ssh_config
         self._launcher_args = launcher_args
         self._connect_timeout_s = connect_timeout_s
-        self._children = Children(OpenSshSession, close_timeout_s)
+        self._children = Children(close_timeout_s)
 
     def tool_argv(self, command: NodeCommand) -> tuple[str, ...]:
         """The exact command line of ssh, for the dry run. Pure."""
@@ -67,7 +67,7 @@ class OpenSshBackend:
         find_tool("ssh")
         argv = self.tool_argv(command)
         check_line(argv[-1], "ssh", command.host.name)
-        session = await self._children.start(argv, command.host.name)
+        session = await self._children.start(OpenSshSession, argv, command.host.name)
         session.write(command.stdin)
         return session
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dslaunch.hostfile import Host
 from dslaunch.runner_backends.command import GroupCommand
-from dslaunch.runner_backends.demultiplex import Labels
+from dslaunch.runner_backends.demultiplex import LabelledLines
 from dslaunch.runner_backends.errors import BackendError
 from dslaunch.runner_backends.group import ToolBackend
 from dslaunch.runner_backends.shell_line import check_line, shell_line
@@ -37,6 +37,7 @@ class PdshBackend(ToolBackend):
     name = "pdsh"
     index_word = "%n"
     has_stdin = False
+    passes_eof = False
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class PdshBackend(ToolBackend):
             "PDSH_SSH_ARGS_APPEND": " ".join(word for word in words if word),
         }
 
-    def labels(self, command: GroupCommand) -> Labels:
+    def demultiplexer(self, command: GroupCommand) -> LabelledLines:
         """`host: `; pdsh leaves out the domain where all hosts share one."""
         names = [host.name.encode() for host in command.hosts]
         indices = {name: index for index, name in enumerate(names)}
@@ -78,7 +79,7 @@ class PdshBackend(ToolBackend):
         for index, name in enumerate(names):
             if short[_short(name)] == 1:
                 indices.setdefault(_short(name), index)
-        return Labels(_LABEL, indices)
+        return LabelledLines(_LABEL, indices)
 
     def check(self, command: GroupCommand) -> None:
         """Raises BackendError where hosts, ports or ssh_config are such as pdsh cannot express."""

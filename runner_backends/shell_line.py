@@ -18,6 +18,11 @@ def shell_line(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
+def without_colon(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """An argv that does the same and has no word `:`, which srun and mpirun take for the start of another."""
+    return ("sh", "-c", f"exec {shell_line(argv)}") if ":" in argv else argv
+
+
 def check_line(line: str, carrier: str, host_name: str) -> None:
     """Raises BackendError, on behalf of the host, for a line that `carrier` cannot carry."""
     try:
