@@ -102,8 +102,10 @@ class GroupBackend(Protocol):
     name: str
     index_word: str
     """What to put into argv: `%n`-like, replaced by the tool, or `env:NAME`, a variable of the process."""
-    has_stdin: bool
-    """Whether the processes can read what is written; without it only EOF reaches them."""
+
+    @property
+    def has_stdin(self) -> bool:
+        """Whether the processes can read what is written; without it only EOF reaches them."""
 
     def tool_argv(self, command: GroupCommand) -> tuple[str, ...]:
         """The exact command line of the tool, for the dry run. Pure."""

@@ -134,11 +134,15 @@ class ToolBackend(ABC):
 
     name: str
     index_word: str
-    has_stdin: bool
 
     def __init__(self, close_timeout_s: float = 10.0) -> None:
         self._children = Children(close_timeout_s)
         self._groups: set[ToolGroup] = set()
+
+    @property
+    @abstractmethod
+    def has_stdin(self) -> bool:
+        """Whether what is written reaches every process, as it is and at once."""
 
     @property
     @abstractmethod

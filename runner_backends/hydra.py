@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from dslaunch.runner_backends.command import GroupCommand
 from dslaunch.runner_backends.demultiplex import LabelledPieces
+from dslaunch.runner_backends.farewell import with_farewell
 from dslaunch.runner_backends.mpirun import MpirunBackend
 from dslaunch.runner_backends.shell_line import without_colon
 
@@ -38,8 +39,12 @@ class HydraBackend(MpirunBackend):
             *("-hosts", ",".join(host.name for host in command.hosts)),
             *("-prepend-pattern", "<dslaunch:%r>", *self.options),
             *self._launcher_args,
-            *without_colon(command.argv),
+            *self.wrapped(without_colon(command.argv)),
         )
+
+    def wrapped(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """What each process really runs, for the sake of `argv`."""
+        return argv
 
     def tool_environment(self, command: GroupCommand) -> Mapping[str, str]:
         """The options for ssh."""
@@ -82,6 +87,10 @@ class ImpiBackend(HydraBackend):
     package = "intel-oneapi-mpi"
     ssh_variable = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
     options = ("-s", "all")
+
+    def wrapped(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        """It kills all processes once one has ended with another code than 0; see [Note: Farewell]."""
+        return with_farewell(argv)
 
     def tool_environment(self, command: GroupCommand) -> Mapping[str, str]:
         """The options for ssh; and no process is pinned to a core."""

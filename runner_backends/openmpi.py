@@ -1,7 +1,8 @@
 """Open MPI's mpirun, 4 and 5.
 
-[Note: Open MPI and stdin] `--stdin all` hands every byte to every process as it comes. mpirun 4 hands EOF on
-too; mpirun 5 does not, and is ended instead: then its processes read EOF, and SIGTERM follows.
+[Note: Open MPI and stdin] With `--stdin all` mpirun 4 hands every byte and EOF to every process as they come.
+mpirun 5 (5.0.11) loses most of what is more than 4 KiB, and EOF. So nothing is written to it, and to stop it
+is to end it: then its processes read EOF, and SIGTERM follows.
 
 [Note: Open MPI and lines] mpirun 4 labels pieces of 4096 bytes, and puts those of several processes on one
 line. Where a process prints `[1,0]<stdout>:` itself, that is taken for a label. A piece and its labels
@@ -37,7 +38,6 @@ class OpenMpiBackend(MpirunBackend):
 
     name = "openmpi"
     index_word = "env:OMPI_COMM_WORLD_RANK"
-    has_stdin = True
     maker = "Open MPI"
     sign = re.compile(r"(?:Open MPI|OpenRTE)\) (?P<major>\d+)\.")
     package = "openmpi-bin"
@@ -55,6 +55,11 @@ class OpenMpiBackend(MpirunBackend):
             ssh_config, launcher_args=launcher_args, program=program, close_timeout_s=close_timeout_s
         )
         self._given_major = major
+
+    @property
+    def has_stdin(self) -> bool:
+        """See [Note: Open MPI and stdin]."""
+        return self._major < 5
 
     @property
     def passes_eof(self) -> bool:

@@ -12,7 +12,9 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 
-@pytest.mark.parametrize("module", ["", ".command", ".errors", ".local"])
+@pytest.mark.parametrize(
+    "module", ["", ".command", ".errors", ".local", ".openssh", ".pdsh", ".slurm", ".openmpi", ".hydra"]
+)
 def test_no_ssh_library_is_loaded(module: str) -> None:
     code = (
         f"import sys, dslaunch.runner_backends{module}\n"

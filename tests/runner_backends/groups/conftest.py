@@ -38,7 +38,6 @@ STUBS = {
     "openmpi4": ("openmpi", "OpenMpiBackend", "openmpi4"),
     "openmpi5": ("openmpi", "OpenMpiBackend", "openmpi5"),
     "mpich": ("hydra", "MpichBackend", "mpich"),
-    "mvapich": ("hydra", "MvapichBackend", "mpich"),
     "impi": ("hydra", "ImpiBackend", "impi"),
 }
 LANES = [*REAL, *(f"{name}-stub" for name in STUBS)]

@@ -108,7 +108,7 @@ def main() -> int:
             sys.exit(f"{tool}: cannot find {name}")
     processes = [Process(i, name, kind, order) for i, name in enumerate(names)]
     signal.signal(signal.SIGTERM, lambda *_: end(kind, processes))
-    pump(processes, kind in ("srun", "openmpi4", "openmpi5", "impi"), kind != "openmpi5")
+    pump(processes, kind in ("srun", "openmpi4", "impi"))
     return max(process.popen.wait() % 256 for process in processes)
 
 
@@ -121,7 +121,7 @@ def end(kind: str, processes: list[Process]) -> None:
         process.popen.terminate()
 
 
-def pump(processes: list[Process], takes_stdin: bool, passes_eof: bool) -> None:
+def pump(processes: list[Process], takes_stdin: bool) -> None:
     selector = selectors.DefaultSelector()
     for process in processes:
         assert process.popen.stdout is not None
@@ -134,7 +134,7 @@ def pump(processes: list[Process], takes_stdin: bool, passes_eof: bool) -> None:
             data = os.read(key.fd, 65536)
             if key.data is not None:
                 os.write(1, key.data.say(data))
-            elif data or passes_eof:
+            else:
                 for process in processes:
                     hand_on(process, data)
             if not data:

@@ -133,6 +133,6 @@ def test_a_line_of_many_chunks_is_not_copied_over_and_over() -> None:
         PdshBackend().demultiplexer(command()),
         LabelledPieces(re.compile(rb"(\d+): "), b"w", NUM_HOSTS),
     ):
-        for _ in range(1000):
+        for _ in range(300):
             assert not demultiplexer.feed(chunk).own
-        assert len(b"".join(demultiplexer.end().own)) == 65_536_000
+        assert len(b"".join(demultiplexer.end().own)) == 300 * 65536

@@ -107,7 +107,8 @@ def test_openmpi() -> None:
         *("mpirun", *as_root, "--prtemca", "plm_ssh_args", "-F /etc/site/ssh_config"),
         *("--runtime-options", "error-nonzero-status=0", "--output", "tag", *last),
     )
-    assert (old.tool_environment(command()), old.passes_eof, new.passes_eof) == ({}, True, False)
+    assert old.tool_environment(command()) == new.tool_environment(command()) == {}
+    assert (old.has_stdin, old.passes_eof, new.has_stdin, new.passes_eof) == (True, True, False, False)
 
 
 def test_openmpi_asks_for_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +134,8 @@ def test_mpich_and_mvapich(kind: type[MpichBackend]) -> None:
 def test_impi() -> None:
     assert ImpiBackend().tool_argv(command()) == (
         *("mpirun", "-n", "2", "-ppn", "1", "-hosts", "worker-1,worker-0"),
-        *("-prepend-pattern", "<dslaunch:%r>", "-s", "all", "python3", "agent.py"),
+        *("-prepend-pattern", "<dslaunch:%r>", "-s", "all"),
+        *("sh", "-c", SHELL, "sh", "python3", "agent.py"),
     )
     assert ImpiBackend().tool_environment(command()) == {"I_MPI_PIN": "0"}
     assert ImpiBackend(CONFIG).tool_environment(command()) == {
