@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import click
-from benchmarks import launch
+from benchmarks import faults, launch
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -12,6 +12,7 @@ def bench() -> None:
 
 
 bench.add_command(launch.command)
+bench.add_command(faults.command)
 
 if __name__ == "__main__":
     bench(prog_name="scripts/bench")
