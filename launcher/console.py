@@ -30,6 +30,10 @@ class Console:
             self._backlog_bytes += len(data)
             self._changed.notify()
 
+    def say(self, text: str) -> None:
+        """A line of the launcher's own, to stderr."""
+        self.write(2, f"dslaunch: {text}\n".encode("utf-8", "surrogateescape"))
+
     def write_lines(self, fd: int, data: bytes) -> None:
         """Queue lines of ranks, or drop and count them where the terminal is too far behind."""
         if self._backlog_bytes > MAX_BACKLOG_BYTES:

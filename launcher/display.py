@@ -18,7 +18,7 @@ from dslaunch.launcher.report import report
 from dslaunch.launcher.run_folder import RunFolder
 from dslaunch.launcher.streams import Lines, RankStreams
 from dslaunch.launcher.supervise import Action, AgentClosed, Begin, Finish, FromAgent, Input, Signal, Stop
-from dslaunch.launcher.verdict import Interrupted, Verdict
+from dslaunch.launcher.verdict import Cause, Interrupted, Verdict
 
 _PROGRESS_AFTER_S = 1.0
 _PLAIN_PROGRESS_EVERY_S = 10.0
@@ -175,6 +175,10 @@ class Display:
             f"ranks started after {time.monotonic() - self._started_at:.2f} s)"
         )
 
+    def cause_lines(self, cause: Cause) -> list[str]:
+        """The words that name a cause."""
+        return report(Verdict(cause, (), ()), self._plan, self._device, self._streams.tail)
+
     def _pour(self, sink: Sink, lines: Lines) -> None:
         """A full disk must not end the job: say it once and go on without the file."""
         try:
@@ -203,4 +207,4 @@ class Display:
 
     def _warn(self, text: str) -> None:
         self._clear_progress()
-        self._console.write(2, f"dslaunch: {text}\n".encode("utf-8", "surrogateescape"))
+        self._console.say(text)

@@ -10,6 +10,15 @@ EXIT_NODE_LOST = 111
 """An agent, or the way to it, was lost while its ranks ran."""
 
 
+class LaunchError(Exception):
+    """The launch failed before any rank ran, and not by bad input. `hint` is the next action."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+
 class UsageError(Exception):
     """Bad input, found before anything was started. `hint` is the next action for the user."""
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dslaunch.launcher import dry_run
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.console_filter import shown_ranks
 from dslaunch.launcher.display import Display, Words
+from dslaunch.launcher.errors import EXIT_LAUNCH_FAILED, LaunchError
 from dslaunch.launcher.fleets import make_fleet
 from dslaunch.launcher.machine import Machine
 from dslaunch.launcher.master import assumed_master
@@ -24,6 +28,9 @@ from dslaunch.launcher.run import Run
 from dslaunch.launcher.run_folder import RunFolder
 from dslaunch.launcher.verdict import Verdict
 
+if TYPE_CHECKING:
+    from dslaunch.launcher.peers import Peers
+
 _INTERRUPTED_FLUSH_S = 5.0
 """After a bad end the user does not wait for a terminal that takes no more."""
 
@@ -36,7 +43,7 @@ def launch(request: LaunchRequest, started_at: float) -> int:
     resolved = resolve(request, Machine.here())
     job_id = "dry-run" if request.dry_run else os.urandom(8).hex()
     plan = make_plan(resolved, assumed_master(resolved), job_id)
-    shown = shown_ranks(request.console, plan)
+    shown_ranks(request.console, plan)
     match request.dry_run:
         case DryRun.JSON:
             print(dry_run.plan_as_json(resolved, plan))
@@ -45,20 +52,61 @@ def launch(request: LaunchRequest, started_at: float) -> int:
             dry_run.print_table(resolved, plan)
             return 0
     with pid_file(wanted=request.save_pid):
-        return _carry_out(resolved, plan, shown, started_at)
+        return _carry_out(resolved, plan, started_at)
 
 
-def _carry_out(resolved: Resolved, plan: LaunchPlan, shown: frozenset[int], started_at: float) -> int:
+def _carry_out(resolved: Resolved, plan: LaunchPlan, started_at: float) -> int:
     request = resolved.request
     folder = None if request.run_dir is None else RunFolder(Path(request.run_dir))
     logs = _rank_logs(request, folder)
     console = Console()
-    rank_lines = None if request.enable_each_rank_log else RankLines(console, plan, shown, fold=request.fold)
-    display = Display(
+
+    async def run(placed: Resolved, job_id: str, peers: Peers | None) -> Verdict:
+        final = make_plan(placed, assumed_master(placed), job_id)
+        display = _display(placed, final, console, logs, folder, started_at)
+        return await Run(placed, final, make_fleet(placed, final), display, peers).run()
+
+    async def carry_out() -> Verdict:
+        if not resolved.is_linked:
+            return await run(resolved, plan.job_id, None)
+        from dslaunch.launcher.join import joined
+
+        async with joined(resolved, plan, console.say) as (placed, job_id, peers):
+            return await run(placed, job_id, peers)
+
+    try:
+        verdict = asyncio.run(carry_out())
+    except LaunchError as error:
+        console.say(f"error: {error.what}")
+        console.say(f"hint: {error.hint}")
+        console.close(_INTERRUPTED_FLUSH_S)
+        return EXIT_LAUNCH_FAILED
+    except KeyboardInterrupt:  # while the other nodes were waited for
+        console.close(_INTERRUPTED_FLUSH_S)
+        return 128 + signal.SIGINT
+    for log in logs:
+        log.close()
+    console.close(timeout_s=None if verdict.cause is None else _INTERRUPTED_FLUSH_S)
+    return verdict.exit_code
+
+
+def _display(
+    resolved: Resolved,
+    plan: LaunchPlan,
+    console: Console,
+    logs: Sequence[RankLogs],
+    folder: RunFolder | None,
+    started_at: float,
+) -> Display:
+    request = resolved.request
+    shown = shown_ranks(request.console, plan)
+    return Display(
         console,
         plan,
         lambda slot: device_name(resolved, slot),
-        rank_lines=rank_lines,
+        rank_lines=None
+        if request.enable_each_rank_log
+        else RankLines(console, plan, shown, fold=request.fold),
         sinks=[log.write for log in logs],
         words=Words(
             info=not request.quiet and request.log_level in ("debug", "info"),
@@ -67,15 +115,6 @@ def _carry_out(resolved: Resolved, plan: LaunchPlan, shown: frozenset[int], star
         folder=folder,
         started_at=started_at,
     )
-
-    async def carry_out() -> Verdict:
-        return await Run(resolved, plan, make_fleet(resolved, plan), display).run()
-
-    verdict = asyncio.run(carry_out())
-    for log in logs:
-        log.close()
-    console.close(timeout_s=None if verdict.cause is None else _INTERRUPTED_FLUSH_S)
-    return verdict.exit_code
 
 
 def _rank_logs(request: LaunchRequest, folder: RunFolder | None) -> list[RankLogs]:

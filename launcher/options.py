@@ -36,6 +36,18 @@ class EnumChoice(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return [CompletionItem(name) for name in self._members if name.startswith(incomplete)]
 
 
+class CoordinationPort(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A port, `auto` or `none`."""
+
+    name = "port"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value).lower()
+        if text not in ("auto", "none") and not (text.isdecimal() and 1 <= int(text) <= 65535):
+            self.fail(f"{value!r} is no port, nor none", param, ctx)
+        return text
+
+
 class Section:
     """A group of options with a heading."""
 
@@ -87,6 +99,8 @@ SECTIONS = (
         _option("--ssh_port", type=_PORT, metavar="PORT", help="SSH port of hosts that name none."),
         _flag("--no_ssh", help="Run only this node's part; start every node by hand."),
         _option("--node_rank", type=click.IntRange(min=0), metavar="N", help="This node's place, with --no_ssh."),
+        _option("--coordination_port", type=CoordinationPort(), default="auto", metavar="PORT|none", help="Link of nodes started by hand. [master_port + 1]"),
+        _option("--job_key_file", metavar="PATH", help="Key of that link; or DSLAUNCH_JOB_KEY."),
         _flag("--force_multi", help="Use the launcher also for this machine alone."),
         _flag("--no_ssh_check", help="Accepted: hosts are not tried before, but all at once at the start."),
         _option("--start_timeout", "start_timeout_s", type=click.FloatRange(min=0), default=120.0, metavar="S",

@@ -28,7 +28,8 @@ class Resolved:
         topology: the selected hosts and slots, in rank order; `origin`: where the hosts were found.
         backend: name of the backend: "local", "ssh", "pdsh", ...
         by_hand: whether every node is started by someone else (no-SSH mode).
-        own_node: the node this process runs then; None where it runs them all.
+        own_node: the node this process runs then; None where it runs them all, or is to be told.
+        job_key: of the coordination link; script_digest: of the script's bytes, "" where there are none here.
         python: interpreter of the ranks and of the agents, where a host names no other.
         cwd: folder the ranks start in, on every host.
         device_kind: "cuda", "rocm", "cpu", ..., or "slot" where only the hosts know.
@@ -43,11 +44,18 @@ class Resolved:
     backend: str
     by_hand: bool
     own_node: int | None
+    job_key: bytes | None
+    script_digest: str
     python: str
     cwd: str
     device_kind: str
     visible_devices: str | None
     device_names: Mapping[int, str]
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether this process joins others by the coordination link."""
+        return self.by_hand and len(self.topology) > 1 and self.request.coordination_port != "none"
 
 
 @dataclass(frozen=True, slots=True)

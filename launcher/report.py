@@ -10,6 +10,7 @@ from dslaunch.launcher.verdict import (
     Interrupted,
     LaunchFailed,
     NodeLost,
+    PeerEnded,
     RankEnd,
     RankFailed,
     Verdict,
@@ -54,6 +55,8 @@ def _cause(verdict: Verdict, plan: LaunchPlan, device: Callable[[int], str], tai
         case LaunchFailed(node_rank, what, hint):
             assert node_rank is not None
             return [f"error: {plan.nodes[node_rank].host}: {what}", f"hint: {hint}"]
+        case PeerEnded(_, lines):
+            return list(lines)
         case Interrupted(number):
             return [f"ended by {how_it_ended(-number).removeprefix('was killed by ')}"]
 

@@ -61,7 +61,7 @@ class LaunchRequest:
         hostfile: path as typed, "-" for stdin; `hosts`: lines of a hostfile, from a job file.
         num_nodes, num_gpus: counts; as in DeepSpeed 0 and -1 mean all.
         master_addr: name or address of the host of rank 0; `master_port`: of the rendezvous on it.
-        node_rank: this host's place, for `no_ssh`.
+        node_rank: this host's place, for `no_ssh`; `coordination_port`: a port, "auto" or "none".
         script, args: the user's program and all that follows it, byte for byte (surrogateescape).
         env: `NAME=VALUE`, or `NAME` for the launcher's own value.
         expand_remote: variables in whose values `$NAME` is the host's own.
@@ -93,6 +93,8 @@ class LaunchRequest:
     ssh_config: str | None = None
     ssh_port: int | None = None
     no_ssh: bool = False
+    coordination_port: str = "auto"
+    job_key_file: str | None = None
     node_rank: int | None = None
     force_multi: bool = False
     module: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shlex
 import sys
 from dataclasses import replace
@@ -22,6 +24,7 @@ from dslaunch.launcher.machine import Machine
 from dslaunch.launcher.plan import Resolved
 from dslaunch.launcher.request import Launcher, LaunchRequest, RunMode
 
+JOB_KEY = "DSLAUNCH_JOB_KEY"
 _NO_STDIN = ("pdsh",)
 """Backends whose agents get everything in argv, for all to see in `ps`."""
 _ONE_PYTHON = ("pdsh", "slurm", "openmpi", "mpich", "impi", "mvapich")
@@ -46,6 +49,8 @@ def resolve(request: LaunchRequest, machine: Machine) -> Resolved:
         backend=backend,
         by_hand=is_by_hand(request),
         own_node=_own_node(request, topology),
+        job_key=_job_key(request, machine),
+        script_digest=_script_digest(request, machine),
         python=request.python or ("python3" if request.venv_script else sys.executable),
         cwd=cwd,
         device_kind=found.device_kind,
@@ -117,8 +122,13 @@ def _own_node(request: LaunchRequest, topology: Topology) -> int | None:
             raise UsageError("--node_rank without --no_ssh", "add --no_ssh, or leave --node_rank out")
         return None
     if request.node_rank is None:
-        raise UsageError("--no_ssh without --node_rank", "tell each node its place: --node_rank 0, 1, ...")
-    if request.node_rank >= len(topology):
+        if len(topology) == 1:
+            return 0
+        if request.coordination_port == "none":
+            raise UsageError(
+                "--no_ssh without --node_rank", "tell each node its place, or leave the coordination link on"
+            )
+    elif request.node_rank >= len(topology):
         raise UsageError(
             f"--node_rank {request.node_rank} of {len(topology)} nodes",
             f"node ranks are 0 to {len(topology) - 1}",
@@ -128,6 +138,30 @@ def _own_node(request: LaunchRequest, topology: Topology) -> int | None:
             "--no_ssh without --master_addr", "give every node the address of node 0: --master_addr A"
         )
     return request.node_rank
+
+
+def _job_key(request: LaunchRequest, machine: Machine) -> bytes | None:
+    """The key of the coordination link, from a file or a variable."""
+    if request.job_key_file is None and JOB_KEY not in machine.environ:
+        return None
+    from dslaunch.launcher.coordination.auth import job_key
+
+    if request.job_key_file is not None:
+        try:
+            return job_key((machine.cwd / request.job_key_file).read_bytes(), request.job_key_file)
+        except OSError as error:
+            raise UsageError(
+                f"cannot read --job_key_file {request.job_key_file}: {error.strerror}", "check its path"
+            ) from error
+    return job_key(os.fsencode(machine.environ[JOB_KEY]), JOB_KEY)
+
+
+def _script_digest(request: LaunchRequest, machine: Machine) -> str:
+    """Of the script's bytes, where there is a file here to read."""
+    path = machine.cwd / (request.cwd or "") / request.script
+    if request.run_mode is not RunMode.SCRIPT or not path.is_file():
+        return ""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _env_files(request: LaunchRequest, machine: Machine) -> list[EnvFile]:

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dslaunch.launcher import supervise, wire
 from dslaunch.launcher.clock_offset import ClockOffset
@@ -17,6 +18,9 @@ from dslaunch.launcher.master import MasterError, settle
 from dslaunch.launcher.plan import LaunchPlan, Resolved, make_plan
 from dslaunch.launcher.supervise import Begin, Deadline, Finish, FromAgent, Input, Job, Signal, Stop, step
 from dslaunch.launcher.verdict import Interrupted, Verdict
+
+if TYPE_CHECKING:  # what links nodes by hand is slow to load, and rarely needed
+    from dslaunch.launcher.peers import Peers
 
 HEARTBEAT_S = 2.0
 _NUM_FIRST_BEATS = 3
@@ -32,7 +36,11 @@ _STDIN_BYTES = 1 << 16
 class Run:
     """One launch. `run` may be called once."""
 
-    def __init__(self, resolved: Resolved, plan: LaunchPlan, fleet: Fleet, display: Display) -> None:
+    def __init__(
+        self, resolved: Resolved, plan: LaunchPlan, fleet: Fleet, display: Display, peers: Peers | None
+    ) -> None:
+        """`peers` are the other nodes of a job that was started by hand."""
+        self._peers = peers
         self._resolved = resolved
         self._plan = plan
         self._fleet = fleet
@@ -54,6 +62,8 @@ class Run:
         for number in handled:
             loop.add_signal_handler(number, self._inputs.put_nowait, Interrupted(number))
         self._fleet.start(self._inputs.put_nowait)
+        if self._peers is not None:
+            self._peers.start(self._inputs.put_nowait)
         self._tasks += [asyncio.create_task(self._beat()), asyncio.create_task(self._tick())]
         self._at(self._resolved.request.start_timeout_s, Deadline.START)
         try:
@@ -65,6 +75,8 @@ class Run:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._fleet.close()
+            if self._peers is not None:
+                await self._peers.close()
             for number in handled:
                 loop.remove_signal_handler(number)
 
@@ -76,19 +88,28 @@ class Run:
             self._display.on_input(what)
             job, actions = step(job, what)
             for action in actions:
+                if isinstance(action, Finish):
+                    return await self._finish(action.verdict)
                 self._display.on_action(action)
                 match action:
                     case Begin():
                         self._tasks.append(asyncio.create_task(self._begin()))
-                    case Stop(_, number):
+                    case Stop(cause, number):
                         self._is_stopped = True
+                        if self._peers is not None:
+                            self._peers.report(cause, self._display.cause_lines(cause))
                         grace_s = self._resolved.request.grace_s
                         self._at(grace_s + _GOODBYE_S, Deadline.STOP)
                         self._fleet.stop(number, grace_s, has_begun=self._has_begun)
                     case Signal(number):
                         self._fleet.send(wire.Signal(number))
-                    case Finish(verdict):
-                        return verdict
+
+    async def _finish(self, verdict: Verdict) -> Verdict:
+        """The last word, which the nodes of a job started by hand have in common."""
+        if self._peers is not None:
+            verdict = await self._peers.settle(verdict, self._inputs)
+        self._display.on_action(Finish(verdict))
+        return verdict
 
     def _timed(self, what: Input) -> Input:
         """The input with its time by this machine's clock, so that exits on several nodes can be ordered."""

@@ -12,7 +12,7 @@ from dslaunch.launcher.environment import masked
 from dslaunch.launcher.errors import UsageError
 from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.supervise import AgentClosed, Deadline, FromAgent, Input
-from dslaunch.launcher.verdict import Interrupted, Verdict
+from dslaunch.launcher.verdict import Interrupted, PeerEnded, Verdict
 
 
 class RunFolder:
@@ -53,6 +53,8 @@ class RunFolder:
                 record = {"event": "AgentClosed", "node_rank": node_rank, "reason": reason}
             case Interrupted(number):
                 record = {"event": "Interrupted", "signal": number}
+            case PeerEnded(exit_code, lines):
+                record = {"event": "PeerEnded", "exit_code": exit_code, "lines": lines}
             case Deadline():
                 record = {"event": "Deadline", "which": what.name}
         self._events.write(json.dumps({"launcher_time_ns": time.time_ns(), **record}) + "\n")

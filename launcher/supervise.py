@@ -17,6 +17,7 @@ from dslaunch.launcher.verdict import (
     Interrupted,
     LaunchFailed,
     NodeLost,
+    PeerEnded,
     RankEnd,
     RankFailed,
     Verdict,
@@ -52,7 +53,7 @@ class Deadline(Enum):
     """Every agent should have ended after a Stop."""
 
 
-Input = FromAgent | AgentClosed | Interrupted | Deadline
+Input = FromAgent | AgentClosed | Interrupted | Deadline | PeerEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,8 @@ def step(job: Job, what: Input) -> Step:
             return _closed(job, what)
         case Interrupted(number):
             return _interrupted(job, number)
+        case PeerEnded():
+            return _stop(job, what, signal.SIGTERM)
         case Deadline.START:
             return _start_deadline(job)
         case Deadline.STOP:

@@ -53,7 +53,18 @@ class Interrupted:
     signal: int
 
 
-Cause = RankFailed | NodeLost | LaunchFailed | Interrupted
+@dataclass(frozen=True, slots=True)
+class PeerEnded:
+    """Another node of a job started by hand ended badly, or was lost. Also an Input: the news of it.
+
+    `lines` name the cause as every node prints it.
+    """
+
+    exit_code: int
+    lines: tuple[str, ...]
+
+
+Cause = RankFailed | NodeLost | LaunchFailed | Interrupted | PeerEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +81,26 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """The rank's own code, 128 + n for a signal, or a code of errors.py."""
-        match self.cause:
-            case None:
-                return EXIT_NODE_LOST if self.silent_nodes else 0
-            case RankFailed(end):
-                assert end.returncode is not None
-                return end.returncode if end.returncode >= 0 else 128 - end.returncode
-            case NodeLost():
-                return EXIT_NODE_LOST
-            case LaunchFailed():
-                return EXIT_LAUNCH_FAILED
-            case Interrupted(number):
-                return 128 + number
+        """Of the cause; without one, 0 where every agent said goodbye."""
+        if self.cause is None:
+            return EXIT_NODE_LOST if self.silent_nodes else 0
+        return exit_code(self.cause)
+
+
+def exit_code(cause: Cause) -> int:
+    """The rank's own code, 128 + n for a signal, or a code of errors.py."""
+    match cause:
+        case RankFailed(end):
+            assert end.returncode is not None
+            return end.returncode if end.returncode >= 0 else 128 - end.returncode
+        case NodeLost():
+            return EXIT_NODE_LOST
+        case LaunchFailed():
+            return EXIT_LAUNCH_FAILED
+        case Interrupted(number):
+            return 128 + number
+        case PeerEnded(code):
+            return code
 
 
 def how_it_ended(returncode: int) -> str:

@@ -349,6 +349,7 @@ def main() -> int:
     argv: the port asked about; this agent's place in the list of plans, or `env:NAME` for the variable that
     tells it; and the plans as JSON, where they cannot come over stdin.
     """
+    os.environ.pop("DSLAUNCH_JOB_KEY", None)  # it is the launchers', not the ranks'
     _, port, place, *plans = sys.argv
     index = int(os.environ[place[4:]] if place.startswith("env:") else place)
     Agent(Link(0, 1), index).run(int(port), "".join(plans))

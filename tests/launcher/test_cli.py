@@ -10,10 +10,11 @@ from dslaunch.launcher.errors import UsageError
 from dslaunch.launcher.request import DryRun, Launcher, LaunchRequest
 
 SURFACE = """
---accelerator --autotuning --bind_core_list --bind_cores_to_rank --console --cwd --dry_run
+--accelerator --autotuning --bind_core_list --bind_cores_to_rank --console --coordination_port --cwd --dry_run
 --elastic_training --enable_each_rank_log --env --env_file --exclude+-e --expand_remote --fold --force_multi
---grace --hostfile+-H --include+-i --job --launcher --launcher_args --lease --local_rank_scheme --log_dir
---log_level --master_addr --master_port --max_elastic_nodes --min_elastic_nodes --module --no_local_rank
+--grace --hostfile+-H --include+-i --job --job_key_file --launcher --launcher_args --lease --local_rank_scheme
+--log_dir --log_level
+--master_addr --master_port --max_elastic_nodes --min_elastic_nodes --module --no_local_rank
 --no_python --no_ssh --no_ssh_check --node_rank --num_accelerators+--num_gpus --num_nodes
 --one_device_per_rank --python --quiet+-q --run_dir --save_pid --ssh_config --ssh_port --start_timeout
 --stdin --venv_script --version

@@ -251,6 +251,7 @@ def test_a_busy_default_port_is_passed_over_and_a_busy_named_one_refused(run: Ru
 
 def test_no_ssh_runs_this_nodes_part(run: Run) -> None:
     flags = [
+        "--coordination_port=none",
         "--no_ssh",
         "--num_nodes=2",
         "--num_gpus=2",

@@ -26,6 +26,8 @@ def resolved(topology: Topology, request: LaunchRequest, **changes: object) -> R
         "backend": "ssh",
         "by_hand": False,
         "own_node": None,
+        "job_key": None,
+        "script_digest": "",
         "python": "/usr/bin/python3",
         "cwd": "/job",
         "device_kind": "slot",

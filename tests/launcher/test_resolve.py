@@ -131,7 +131,10 @@ def test_ds_env_file_names_another(machine: Machine) -> None:
         ({"hostfile": "hosts", "launcher": Launcher.LOCAL}, "--launcher local with 2 hosts"),
         ({"num_nodes": 2}, "--num_nodes 2 without a hostfile"),
         ({"node_rank": 0}, "--node_rank without --no_ssh"),
-        ({"hostfile": "hosts", "no_ssh": True}, "--no_ssh without --node_rank"),
+        (
+            {"hostfile": "hosts", "no_ssh": True, "coordination_port": "none"},
+            "--no_ssh without --node_rank",
+        ),
         ({"hostfile": "hosts", "no_ssh": True, "node_rank": 2}, "--node_rank 2 of 2 nodes"),
         ({"hostfile": "hosts", "no_ssh": True, "node_rank": 1}, "--no_ssh without --master_addr"),
     ],
