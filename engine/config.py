@@ -1,25 +1,67 @@
-"""The configuration as frozen values. Every default stands here, once. Imports no torch."""
+"""Reading a ds_config into an EngineConfig. Imports no torch; values and defaults are in `config_values`."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, cast
+from dataclasses import dataclass
 
+from dslaunch.engine.config_deprecated import modernised
 from dslaunch.engine.config_keys import TOP
+from dslaunch.engine.config_observe import (
+    ActivationCheckpointingConfig,
+    CommsLoggerConfig,
+    CsvMonitorConfig,
+    FlopsProfilerConfig,
+    TensorboardConfig,
+    ThroughputConfig,
+    WandbConfig,
+)
+from dslaunch.engine.config_optimizer import optimizer_spec
+from dslaunch.engine.config_precision import (
+    autocast,
+    check_communication,
+    check_precision,
+    compute_dtype,
+    grad_accum_dtype,
+)
 from dslaunch.engine.config_read import Reading, as_mapping, read
+from dslaunch.engine.config_scheduler import scheduler_spec
 from dslaunch.engine.config_source import ConfigInput, load_source
+from dslaunch.engine.config_values import (
+    AutocastConfig,
+    BatchRequest,
+    DtypeName,
+    EngineConfig,
+    Fp16Config,
+    LeafModules,
+    OptimizerConfig,
+    SchedulerConfig,
+    Stage3Config,
+    ZeroConfig,
+)
 from dslaunch.engine.errors import ConfigError
 
-DtypeName = Literal["fp32", "bf16"]
+__all__ = [
+    "BatchRequest",
+    "DtypeName",
+    "EngineConfig",
+    "OptimizerConfig",
+    "SchedulerConfig",
+    "Survey",
+    "ZeroConfig",
+    "load_config",
+    "parse_config",
+    "survey",
+]
 
-_DTYPE_NAMES: Mapping[str, DtypeName | Literal["fp16"]] = {
-    **dict.fromkeys(("fp32", "float32", "float"), "fp32"),
-    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
-    **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
-}
+STRICT_VARIABLE = "DSLAUNCH_STRICT_CONFIG"
+
+# What the training core can do. Everything else about these keys is already read.
+STAGES = (0, 1)
+
 _LEVELS: Mapping[str, int] = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -31,135 +73,131 @@ _LEVELS: Mapping[str, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """The batch numbers as given; see `batch.resolve_batch`."""
+class Survey:
+    """A configuration and everything wrong with it; where something is wrong the default stands."""
 
-    train_batch_size: int | None = None
-    train_micro_batch_size_per_gpu: int | None = None
-    gradient_accumulation_steps: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ZeroConfig:
-    """How optimizer state is sharded, and how large a bucket may grow (in elements)."""
-
-    stage: int = 0
-    reduce_bucket_size: int = 500_000_000
-    overlap_comm: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerConfig:
-    """`optimizer.type` and `optimizer.params`, unread."""
-
-    type: str
-    params: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """`scheduler.type` and `scheduler.params`, unread."""
-
-    type: str
-    params: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """All of a ds_config that this engine acts on."""
-
-    batch: BatchRequest = BatchRequest()
-    zero: ZeroConfig = ZeroConfig()
-    optimizer: OptimizerConfig | None = None
-    scheduler: SchedulerConfig | None = None
-    dtype: DtypeName = "fp32"
-    grad_accum_dtype: DtypeName = "fp32"  # of the gradient buffers; follows dtype unless set
-    check_grad_overflow: bool = True
-    gradient_clipping: float = 1.0  # largest global L2 norm; 0 switches clipping off
-    steps_per_print: int | None = None
-    dataloader_drop_last: bool = False
-    log_level: int = logging.INFO
-    notes: tuple[str, ...] = ()  # keys accepted without effect, and why
+    config: EngineConfig
+    errors: tuple[ConfigError, ...]
+    unknown: tuple[str, ...]  # paths that look like nothing known
 
 
 def load_config(source: ConfigInput) -> EngineConfig:
-    """Read a mapping, a path or base64 text; ConfigError on anything wrong or not supported."""
-    return parse_config(load_source(source))
+    """Read a mapping, a path or base64 text; ConfigError on anything wrong or not supported.
+
+    Unknown keys that look like no known one are a warning; an error if DSLAUNCH_STRICT_CONFIG is set.
+    """
+    loaded = load_source(source)
+    return parse_config(loaded.raw, os.environ.get(STRICT_VARIABLE, "0") not in ("", "0"), loaded.notes)
 
 
-def parse_config(raw: Mapping[str, object]) -> EngineConfig:
-    """The config of a raw mapping; ConfigError on anything wrong or not supported."""
-    reading = read(_without_bool_zero(_checked_precision(raw)), TOP)
-    dtype = _dtype(reading)
-    grad_accum_dtype = _grad_accum_dtype(reading, dtype)
-    _check_communication(reading, grad_accum_dtype)
-    return EngineConfig(
-        batch=BatchRequest(
-            *(cast("int | None", reading.values.get(name)) for name in BatchRequest.__dataclass_fields__)
-        ),
-        zero=_zero(reading),
-        optimizer=_optimizer(reading),
-        scheduler=_scheduler(reading),
-        dtype=dtype,
-        grad_accum_dtype=grad_accum_dtype,
-        check_grad_overflow=reading.get("bf16.check_grad_overflow", bool, True),
-        gradient_clipping=_gradient_clipping(reading),
-        steps_per_print=_steps_per_print(reading),
-        dataloader_drop_last=reading.get("dataloader_drop_last", bool, False),
-        log_level=_log_level(reading),
-        notes=reading.notes(),
+def parse_config(
+    raw: Mapping[str, object], strict: bool = False, notes: tuple[str, ...] = ()
+) -> EngineConfig:
+    """The config of a raw mapping, `notes` before its own; ConfigError on anything wrong or not supported."""
+    found = survey(raw, notes)
+    if found.errors:
+        raise found.errors[0]
+    if strict and found.unknown:
+        raise ConfigError(
+            f"unknown keys: {', '.join(found.unknown)}", f"remove them, or unset {STRICT_VARIABLE}"
+        )
+    return found.config
+
+
+def survey(raw: Mapping[str, object], notes: tuple[str, ...] = ()) -> Survey:
+    """Read all of a raw mapping, whatever is wrong with it."""
+    old: list[str] = []
+    try:
+        raw, old = modernised(raw)
+        early = None
+    except ConfigError as error:
+        early = error
+    reading = read(raw, TOP)
+    if early is not None:
+        reading.errors.insert(0, early)
+    reading.attempt(lambda: check_precision(reading), None)
+    config = _assemble(reading, (*notes, *old))
+    return Survey(config, tuple(reading.errors), tuple(reading.unknown))
+
+
+def _assemble(reading: Reading, notes: tuple[str, ...]) -> EngineConfig:
+    dtype = compute_dtype(reading)
+    accumulation: DtypeName = reading.attempt(lambda: grad_accum_dtype(reading, dtype), dtype)
+    reading.attempt(lambda: check_communication(reading, accumulation), None)
+    zero = reading.attempt(lambda: _zero(reading), ZeroConfig())
+    optimizer = reading.attempt(lambda: _optimizer(reading), None)
+    scheduler = reading.attempt(lambda: _scheduler(reading), None)
+    flops_profiler = reading.record(FlopsProfilerConfig, "flops_profiler.")
+    reading.values["wall_clock_breakdown"] = (
+        reading.get("wall_clock_breakdown", bool, False) or flops_profiler.enabled
     )
-
-
-def _checked_precision(raw: Mapping[str, object]) -> Mapping[str, object]:
-    """`bfloat16` under its newer name; fp16 is refused, with DeepSpeed's sentence if both are on."""
-    if "bfloat16" in raw:
-        if "bf16" in raw:
-            raise ConfigError("bf16 and bfloat16 are the same section, both are given", "keep bf16")
-        raw = {("bf16" if key == "bfloat16" else key): value for key, value in raw.items()}
-    on = [
-        name
-        for name in ("fp16", "bf16")
-        if isinstance(section := raw.get(name), Mapping) and section.get("enabled") is True
-    ]
-    if len(on) == 2:
-        raise ConfigError("bfloat16 and fp16 modes cannot be simultaneously enabled", "disable fp16")
-    if on == ["fp16"]:
-        raise ConfigError("fp16 is not supported yet; use bf16", 'write "bf16": {"enabled": true}')
-    return raw
-
-
-def _without_bool_zero(raw: Mapping[str, object]) -> Mapping[str, object]:
-    """`zero_optimization: true` is DeepSpeed's old spelling of stage 1."""
-    zero = raw.get("zero_optimization")
-    return {**raw, "zero_optimization": {"stage": int(zero)}} if isinstance(zero, bool) else raw
+    steps = reading.attempt(lambda: _steps_per_print(reading), None)
+    reading.values.pop("steps_per_print", None)
+    return reading.record(
+        EngineConfig,
+        "",
+        batch=reading.record(BatchRequest, ""),
+        zero=zero,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        dtype=dtype,
+        grad_accum_dtype=accumulation,
+        check_grad_overflow=reading.get("bf16.check_grad_overflow", bool, True),
+        fp16=reading.record(Fp16Config, "fp16."),
+        autocast=reading.attempt(lambda: autocast(reading), AutocastConfig()),
+        steps_per_print=steps,
+        log_level=reading.attempt(lambda: _log_level(reading), logging.INFO),
+        throughput=reading.record(ThroughputConfig, "timers.throughput."),
+        comms_logger=reading.record(CommsLoggerConfig, "comms_logger."),
+        flops_profiler=flops_profiler,
+        tensorboard=reading.record(TensorboardConfig, "tensorboard."),
+        csv_monitor=reading.record(CsvMonitorConfig, "csv_monitor."),
+        wandb=reading.record(WandbConfig, "wandb."),
+        activation_checkpointing=reading.record(ActivationCheckpointingConfig, "activation_checkpointing."),
+        notes=(*notes, *reading.notes()),
+        warnings=reading.warnings(),
+    )
 
 
 def _zero(reading: Reading) -> ZeroConfig:
     at = "zero_optimization"
-    default = ZeroConfig()
-    stage = reading.get(f"{at}.stage", int, default.stage)
+    stage = reading.get(f"{at}.stage", int, 0)
     if stage not in (0, 1, 2, 3):
-        raise ConfigError(f"{at}.stage: expects 0, 1, 2 or 3 but got {stage}", "write 0 or 1")
-    if stage > 1:
+        raise ConfigError(f"{at}.stage: expects 0, 1, 2 or 3 but got {stage}", "write 0 or 1", f"{at}.stage")
+    if stage not in STAGES:
         raise ConfigError(
             f"{at}.stage: ZeRO stage {stage} is not supported yet",
             "use stage 1: the same training, with gradients (and parameters) kept whole on every rank",
+            f"{at}.stage",
         )
-    bucket = reading.get(f"{at}.reduce_bucket_size", int, default.reduce_bucket_size)
-    if bucket < 1:
-        raise ConfigError(f"{at}.reduce_bucket_size: expects at least 1 but got {bucket}", "write e.g. 5e8")
-    return ZeroConfig(stage, bucket, reading.get(f"{at}.overlap_comm", bool, default.overlap_comm))
+    if stage < 3:
+        idle = [path for path in reading.values if path.startswith((f"{at}.stage3_", f"{at}.leaf_module"))]
+        if idle:
+            reading.no_effect["only ZeRO stage 3 reads it"] = idle
+    return reading.record(
+        ZeroConfig,
+        f"{at}.",
+        stage3=reading.record(Stage3Config, f"{at}.stage3_"),
+        leaf_module=reading.record(LeafModules, f"{at}.leaf_module."),
+    )
 
 
 def _optimizer(reading: Reading) -> OptimizerConfig | None:
     typed = _typed(reading, "optimizer")
-    return None if typed is None else OptimizerConfig(*typed)
+    if typed is None:
+        return None
+    config = OptimizerConfig(*typed)
+    optimizer_spec(config)
+    return config
 
 
 def _scheduler(reading: Reading) -> SchedulerConfig | None:
     typed = _typed(reading, "scheduler")
-    return None if typed is None else SchedulerConfig(*typed)
+    if typed is None:
+        return None
+    config = SchedulerConfig(*typed)
+    scheduler_spec(config)
+    return config
 
 
 def _typed(reading: Reading, name: str) -> tuple[str, Mapping[str, object]] | None:
@@ -167,51 +205,11 @@ def _typed(reading: Reading, name: str) -> tuple[str, Mapping[str, object]] | No
     kind = reading.values.get(f"{name}.type")
     if kind is None:
         if params is not None:
-            raise ConfigError(f"{name}.params is given without {name}.type", f"write {name}.type")
+            raise ConfigError(
+                f"{name}.params is given without {name}.type", f"write {name}.type", f"{name}.type"
+            )
         return None
     return str(kind), as_mapping(f"{name}.params", params if params is not None else {})
-
-
-def _dtype(reading: Reading) -> DtypeName:
-    return "bf16" if reading.get("bf16.enabled", bool, False) else "fp32"
-
-
-def _grad_accum_dtype(reading: Reading, dtype: DtypeName) -> DtypeName:
-    named = _dtype_name(reading, "data_types.grad_accum_dtype")
-    if named is None:
-        return dtype
-    if named == "fp16" or (named, dtype) == ("bf16", "fp32"):
-        raise ConfigError(
-            f"data_types.grad_accum_dtype: {named} is not supported with {dtype} parameters", "write fp32"
-        )
-    return named
-
-
-def _check_communication(reading: Reading, grad_accum_dtype: DtypeName) -> None:
-    named = _dtype_name(reading, "communication_data_type")
-    if named not in (None, grad_accum_dtype):
-        raise ConfigError(
-            f"communication_data_type: {named} is refused: gradients travel in their accumulation dtype",
-            f"remove it ({grad_accum_dtype} is used), or set data_types.grad_accum_dtype",
-        )
-
-
-def _dtype_name(reading: Reading, path: str) -> DtypeName | Literal["fp16"] | None:
-    text = reading.values.get(path)
-    if text is None:
-        return None
-    if str(text).lower() not in _DTYPE_NAMES:
-        raise ConfigError(f"{path}: expects fp32, bf16 or fp16 but got {text!r}", "write fp32 or bf16")
-    return _DTYPE_NAMES[str(text).lower()]
-
-
-def _gradient_clipping(reading: Reading) -> float:
-    clipping = float(reading.get("gradient_clipping", float, 1.0))
-    if not (clipping >= 0 and math.isfinite(clipping)):
-        raise ConfigError(
-            f"gradient_clipping: expects a norm of at least 0 but got {clipping}", "0 switches it off"
-        )
-    return clipping
 
 
 def _steps_per_print(reading: Reading) -> int | None:
@@ -219,12 +217,18 @@ def _steps_per_print(reading: Reading) -> int | None:
     if math.isinf(steps):
         return None
     if steps < 1 or not float(steps).is_integer():
-        raise ConfigError(f"steps_per_print: expects a positive integer but got {steps!r}", "write e.g. 10")
+        raise ConfigError(
+            f"steps_per_print: expects a positive integer but got {steps:g}",
+            "write e.g. 10",
+            "steps_per_print",
+        )
     return int(steps)
 
 
 def _log_level(reading: Reading) -> int:
     level = reading.get("log_level", str, "info").lower()
     if level not in _LEVELS:
-        raise ConfigError(f"log_level: expects one of {', '.join(_LEVELS)} but got {level!r}", "write info")
+        raise ConfigError(
+            f"log_level: expects one of {', '.join(_LEVELS)} but got {level!r}", "write info", "log_level"
+        )
     return _LEVELS[level]

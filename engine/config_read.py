@@ -1,15 +1,28 @@
-"""Reads a raw mapping against the key table: types, unknown keys, refusals, and what has no effect."""
+"""Reads a raw mapping against the key table: types, unknown keys, refusals, and what has no effect.
+
+A walk goes on after an error, so that the linter can tell them all.
+"""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar, cast
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, cast
 
 from typing_extensions import assert_never
 
-from dslaunch.engine.config_keys import Answer, Feature, Honoured, Kind, NoEffect, Refused, Section
+from dslaunch.engine.config_answers import (
+    Answer,
+    Feature,
+    Honoured,
+    Kind,
+    NoEffect,
+    Refused,
+    Renamed,
+    Section,
+)
+from dslaunch.engine.config_unknown import place_elsewhere, similar_key, unknown_key
 from dslaunch.engine.errors import ConfigError
 
 T = TypeVar("T")
@@ -20,83 +33,172 @@ _KIND_NAMES: Mapping[Kind, str] = {
     "flag": "true or false",
     "text": "a string",
     "mapping": "an object",
+    "texts": "a list of strings",
 }
 
 
 @dataclass(slots=True)
 class Reading:
-    """What a walk found: honoured values by full path, and the reasons of keys without effect."""
+    """What a walk found: honoured values by full path, errors, and what is to be said."""
 
     values: dict[str, object] = field(default_factory=dict)
+    errors: list[ConfigError] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)  # paths that look like nothing known
     no_effect: dict[str, list[str]] = field(default_factory=dict)  # reason -> paths
+    alarming: dict[str, list[str]] = field(default_factory=dict)  # likewise, to be warned of
+    defaulted: list[str] = field(default_factory=list)  # paths with "auto"
 
     def get(self, path: str, kind: type[T], default: T) -> T:
         """The value at `path`, already type-checked by the walk, or `default` where the key is absent."""
         return cast(T, self.values.get(path, default))
 
+    def record(self, kind: Callable[..., T], prefix: str, **more: object) -> T:
+        """A dataclass of settings from the values below `prefix`; absent ones take their default."""
+        found = {
+            item.name: self.values[f"{prefix}{item.name}"]
+            for item in fields(cast(Any, kind))
+            if "answer" in item.metadata and f"{prefix}{item.name}" in self.values
+        }
+        return kind(**found, **more)
+
+    def attempt(self, action: Callable[[], T], otherwise: T) -> T:
+        """What `action` returns; its ConfigError is kept, and `otherwise` returned."""
+        try:
+            return action()
+        except ConfigError as error:
+            self.errors.append(error)
+            return otherwise
+
     def notes(self) -> tuple[str, ...]:
         """One line for each reason, naming the keys it is true of."""
-        return tuple(f"{', '.join(paths)}: no effect, {why}" for why, paths in self.no_effect.items())
+        lines = _no_effect_lines(self.no_effect)
+        if self.defaulted:
+            lines.append(f'{", ".join(self.defaulted)}: "auto" was left in, the default holds')
+        return tuple(lines)
+
+    def warnings(self) -> tuple[str, ...]:
+        """Likewise for what is alarming; all unknown keys are one line."""
+        lines = _no_effect_lines(self.alarming)
+        if self.unknown:
+            lines.append(
+                f"unknown keys, ignored: {', '.join(self.unknown)} "
+                "(DSLAUNCH_STRICT_CONFIG=1 makes them errors)"
+            )
+        return tuple(lines)
 
 
-def read(raw: Mapping[str, object], keys: Mapping[str, Answer], prefix: str = "") -> Reading:
-    """Walk `raw` against `keys`; ConfigError on the first key that is unknown, mistyped or refused."""
+def _no_effect_lines(reasons: Mapping[str, list[str]]) -> list[str]:
+    return [f"{', '.join(paths)}: no effect, {why}" for why, paths in reasons.items()]
+
+
+def read(raw: Mapping[str, object], keys: Mapping[str, Answer]) -> Reading:
+    """Walk `raw` against `keys`; what is wrong stands in the reading's `errors`, in order."""
     reading = Reading()
-    _walk(raw, keys, prefix, reading)
+    _walk(raw, keys, "", reading, keys)
     return reading
 
 
-def _walk(raw: Mapping[str, object], keys: Mapping[str, Answer], prefix: str, reading: Reading) -> None:
+def _walk(
+    raw: Mapping[str, object],
+    keys: Mapping[str, Answer],
+    prefix: str,
+    reading: Reading,
+    top: Mapping[str, Answer],
+) -> None:
     for key, value in raw.items():
+        if key in keys:
+            try:
+                _answer(f"{prefix}{key}", value, keys[key], reading, top)
+            except ConfigError as error:
+                reading.errors.append(error)
+        else:
+            _unknown(prefix, str(key), keys, reading, top)
+
+
+def _unknown(
+    prefix: str, key: str, known: Collection[str], reading: Reading, top: Mapping[str, Answer]
+) -> None:
+    if similar_key(key, known) is not None:
+        reading.errors.append(unknown_key(prefix, key, known))
+    elif elsewhere := place_elsewhere(key, top):
         path = f"{prefix}{key}"
-        if key not in keys:
-            raise unknown_key(prefix, key, keys)
-        _answer(path, value, keys[key], reading)
+        reading.errors.append(ConfigError(f"unknown key {path}", f"did you mean {elsewhere}?", path))
+    else:
+        reading.unknown.append(f"{prefix}{key}")
 
 
-def _answer(path: str, value: object, answer: Answer, reading: Reading) -> None:
+def _answer(path: str, value: object, answer: Answer, reading: Reading, top: Mapping[str, Answer]) -> None:
     match answer:
         case Section(keys):
             if value is not None:
-                _walk(as_mapping(path, value), keys, f"{path}.", reading)
-        case Honoured(kind, auto):
+                _walk(as_mapping(path, value), keys, f"{path}.", reading, top)
+        case Honoured(auto=auto):
             if value == "auto" and not auto:
                 raise auto_value(path)
-            if value is not None and value != "auto":
-                reading.values[path] = as_kind(path, value, kind)
-        case NoEffect(why, quiet):
+            if value == "auto":
+                reading.defaulted.append(path)
+            elif value is not None:
+                reading.values[path] = _honoured(path, value, answer)
+        case NoEffect(why, quiet, warn):
             if value != "auto" and not _is_one_of(value, quiet):
-                reading.no_effect.setdefault(why, []).append(path)
+                reasons = reading.alarming if warn else reading.no_effect
+                reasons.setdefault(why, []).append(path)
         case Refused(why, off, hint):
-            if not _is_one_of(value, off):
-                raise ConfigError(f"{path}: {value!r} is refused: {why}", hint)
-        case Feature(inner, keys_inside):
-            if _is_on(path, value, keys_inside):
-                _answer(path, value, inner, reading)
+            if value != "auto" and not _is_one_of(value, off):
+                raise ConfigError(f"{path}: {value!r} is refused: {why}", hint, path)
+        case Renamed():
+            pass  # only where the old and the new spelling are both given, which is an error already
+        case Feature(inner, names):
+            if _is_on(path, value, names, reading, top):
+                _answer(path, value, inner, reading, top)
         case _:
             assert_never(answer)
 
 
-def _is_on(path: str, value: object, keys: Collection[str] | None) -> bool:
+def _is_on(
+    path: str, value: object, names: Collection[str] | None, reading: Reading, top: Mapping[str, Answer]
+) -> bool:
     if not isinstance(value, Mapping):
         return value not in (None, False)
     for key in value:
-        if keys is not None and key not in keys:
-            raise unknown_key(f"{path}.", str(key), keys)
-    if value.get("enabled") == "auto":
-        raise auto_value(f"{path}.enabled")
-    if keys is not None and "device" in keys:
-        return value.get("device", "none") not in (None, "none")
-    return bool(value.get("enabled", False))
+        if names is not None and key not in names:
+            _unknown(f"{path}.", str(key), names, reading, top)
+    if names is not None and "device" in names:
+        return value.get("device", "none") not in (None, "none", "auto")
+    return bool(value.get("enabled", False)) and value.get("enabled") != "auto"
 
 
 def _is_one_of(value: object, allowed: tuple[object, ...]) -> bool:
     return any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in allowed)
 
 
+def _honoured(path: str, value: object, answer: Honoured) -> object:
+    if isinstance(value, str) and answer.kind in ("int", "number") and "." in path:
+        value = _unquoted(value)  # as DeepSpeed does inside sections: "stage": "2"
+    found = as_kind(path, value, answer.kind)
+    if answer.choices and str(found).lower() not in answer.choices:
+        raise ConfigError(
+            f"{path}: expects one of {', '.join(answer.choices)} but got {value!r}",
+            f"write {answer.choices[0]}",
+            path,
+        )
+    if answer.low is not None and not cast(float, found) >= answer.low:
+        raise ConfigError(
+            f"{path}: expects at least {answer.low:g} but got {value!r}", f"correct {path}", path
+        )
+    return float(cast(float, found)) if answer.kind == "number" else found
+
+
+def _unquoted(text: str) -> object:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 def as_kind(path: str, value: object, kind: Kind) -> object:
     """`value` as `kind`; ConfigError names the key and the value. 5e8 is an integer, 0.5 and true are not."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
     match kind:
         case "int":
             if is_number and float(cast(float, value)).is_integer():
@@ -113,33 +215,23 @@ def as_kind(path: str, value: object, kind: Kind) -> object:
         case "mapping":
             if isinstance(value, Mapping):
                 return value
+        case "texts":
+            if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+                return tuple(value)
         case _:
             assert_never(kind)
     raise ConfigError(
         f"{path}: expects {_KIND_NAMES[kind]} but got {value!r}",
-        f"write {path} without quotes" if isinstance(value, str) else f"correct {path}",
+        f"write {path} without quotes" if isinstance(value, str) and kind != "texts" else f"correct {path}",
+        path,
     )
 
 
 def as_mapping(path: str, value: object) -> Mapping[str, object]:
     """`value` as a mapping, or ConfigError."""
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path}: expects an object but got {value!r}", f'write "{path}": {{ ... }}')
+        raise ConfigError(f"{path}: expects an object but got {value!r}", f'write "{path}": {{ ... }}', path)
     return value
-
-
-def unknown_key(prefix: str, key: str, known: Collection[str]) -> ConfigError:
-    """The error for an unknown key below `prefix` (empty, or ending in a dot), with the nearest one."""
-    what = f"unknown key {prefix}{key}"
-    section, dot, inner = key.partition(".")
-    if dot and section in known:
-        return ConfigError(what, f'write it as "{section}": {{"{inner}": ...}}')
-    near = difflib.get_close_matches(key, sorted(known), n=1)
-    if near:
-        return ConfigError(what, f"did you mean {prefix}{near[0]}?")
-    if len(known) <= 20:
-        return ConfigError(what, f"remove it; known here: {', '.join(sorted(known))}")
-    return ConfigError(what, "remove it, or look up its spelling")
 
 
 def auto_value(path: str) -> ConfigError:
@@ -147,4 +239,5 @@ def auto_value(path: str) -> ConfigError:
     return ConfigError(
         f'{path}: "auto" is only known to frameworks that fill it in (the Hugging Face Trainer)',
         f"write a value for {path}",
+        path,
     )

@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from dslaunch.engine.errors import ConfigError
@@ -21,6 +22,14 @@ ConfigInput = str | Path | Mapping[str, object]
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 _STRING_OR_COMMA = re.compile(r'"(?:\\.|[^"\\\n])*"?|,(?=\s*[}\]])', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSource:
+    """A configuration as written, and what is to be said about its text."""
+
+    raw: Mapping[str, object]
+    notes: tuple[str, ...] = ()
 
 
 def choose_source(config: ConfigInput | None, config_params: ConfigInput | None, args: object) -> ConfigInput:
@@ -42,14 +51,14 @@ def choose_source(config: ConfigInput | None, config_params: ConfigInput | None,
     return chosen
 
 
-def load_source(source: ConfigInput) -> Mapping[str, object]:
+def load_source(source: ConfigInput) -> LoadedSource:
     """The configuration as a mapping; `source` is a mapping, a path, or base64 of JSON text."""
     if isinstance(source, Mapping):
-        return source
+        return LoadedSource(source)
     path = Path(source)
     if _is_file(path):
         try:
-            return parse_text(path.read_text(encoding="utf-8-sig"), str(path))
+            return _load_text(path.read_text(encoding="utf-8-sig"), str(path))
         except UnicodeDecodeError:
             raise ConfigError(f"{path} is not UTF-8 text", "save it as UTF-8") from None
     try:
@@ -62,7 +71,21 @@ def load_source(source: ConfigInput) -> Mapping[str, object]:
             f"Received: {source}",
             "check the path; it is looked up from the directory the script runs in, on every node",
         )
-    return parse_text(text, "the base64 config")
+    return _load_text(text, "the base64 config")
+
+
+def _load_text(text: str, name: str) -> LoadedSource:
+    uncommented = _TOKEN.sub(_blank_unless_string, text)
+    found = [
+        what
+        for what, there in (
+            ("comments", uncommented != text),
+            ("trailing commas", _STRING_OR_COMMA.sub(_blank_unless_string, uncommented) != uncommented),
+        )
+        if there
+    ]
+    notes = (f"{name} has {' and '.join(found)}: read here, but it is not JSON to other programs",)
+    return LoadedSource(parse_text(text, name), notes if found else ())
 
 
 def parse_text(text: str, name: str) -> dict[str, object]:

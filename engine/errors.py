@@ -19,7 +19,11 @@ class EngineError(RuntimeError):
 
 
 class ConfigError(EngineError):
-    """The configuration is wrong, or asks for what this engine does not do."""
+    """The configuration is wrong, or asks for what this engine does not do; `path` is the key, if any."""
+
+    def __init__(self, what: str, hint: str, path: str = "") -> None:
+        super().__init__(what, hint)
+        self.path = path
 
 
 class CheckpointError(EngineError):

@@ -226,6 +226,8 @@ def _introduce(engine: Engine) -> None:
     config, sizes, rank, world_size = engine.config, engine.batch_sizes, engine.global_rank, engine.world_size
     for note in config.notes:
         log.say(rank, note)
+    for warning in config.warnings:
+        log.warn(rank, warning)
     buckets = [] if engine.optimizer is None else list(engine.optimizer.buckets)
     trained = sum(slot.numel for bucket in buckets for slot in bucket.spec.slots)
     log.say(

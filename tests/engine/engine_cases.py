@@ -273,7 +273,7 @@ def different_models_are_an_error_on_every_rank() -> None:
 
 def progress_lines() -> None:
     with logged() as lines:
-        engine = engine_of(steps_per_print=2, wall_clock_breakdown=True)
+        engine = engine_of(steps_per_print=2, prescale_gradients=True, nobody_knows=1)
         for _ in range(3):
             micro_step(engine)
     if dist.get_rank() != 0:
@@ -281,7 +281,8 @@ def progress_lines() -> None:
         return
     world = dist.get_world_size()
     assert lines == [
-        "[Rank 0] wall_clock_breakdown: no effect, timers are not written yet",
+        "[Rank 0] prescale_gradients: no effect, the mean over ranks is the same either way",
+        "[Rank 0] unknown keys, ignored: nobody_knows (DSLAUNCH_STRICT_CONFIG=1 makes them errors)",
         f"[Rank 0] engine: ZeRO stage 1, fp32, gradients in fp32, world {world} on cpu, "
         f"76 parameters in 4 buckets, batch {2 * world} = 2 * 1 * {world}, gradient clipping 1.0",
         "[Rank 0] step=2, skipped=0, lr=[0.01], mom=[(0.9, 0.999)]",

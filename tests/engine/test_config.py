@@ -9,12 +9,18 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dslaunch.engine.config import EngineConfig, OptimizerConfig, load_config, parse_config
-from dslaunch.engine.config_keys import TOP, Answer, Feature, Honoured, NoEffect, Refused, Section
-from dslaunch.engine.config_source import choose_source, parse_text
+from dslaunch.engine.config import EngineConfig, OptimizerConfig, load_config, parse_config, survey
+from dslaunch.engine.config_answers import Answer, Feature, Honoured, NoEffect, Refused, Renamed, Section
+from dslaunch.engine.config_keys import TOP
+from dslaunch.engine.config_observe import CommsLoggerConfig, CsvMonitorConfig, FlopsProfilerConfig
+from dslaunch.engine.config_source import choose_source, load_source, parse_text
+from dslaunch.engine.config_unknown import paths, similar_key
 from dslaunch.engine.errors import ConfigError
 from dslaunch.engine.initialize import add_config_arguments
 
@@ -93,9 +99,100 @@ GOLDEN = [
         "did you mean zero_optimization.offload_optimizer.pin_memory?",
     ),
     (
-        {"zero_optimization.reduce_bucket_size": 5},
-        "unknown key zero_optimization.reduce_bucket_size",
-        'write it as "zero_optimization": {"reduce_bucket_size": ...}',
+        {"reduce_bucket_size": 5},
+        "unknown key reduce_bucket_size",
+        "did you mean zero_optimization.reduce_bucket_size?",
+    ),
+    ({"micro_batch_size": 5}, "unknown key micro_batch_size", "did you mean train_micro_batch_size_per_gpu?"),
+    ({"max_grad_norm": 1.0}, "unknown key max_grad_norm", "did you mean gradient_clipping?"),
+    ({"trainBatchSize": 8}, "unknown key trainBatchSize", "did you mean train_batch_size?"),
+    (
+        {"flops_profiler": {"enabled": True, "profile_steps": 3}},
+        "unknown key flops_profiler.profile_steps",
+        "did you mean flops_profiler.profile_step?",
+    ),
+    (
+        {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_step": 3}}},
+        "unknown key scheduler.params.warmup_num_step",
+        "did you mean scheduler.params.warmup_num_steps?",
+    ),
+    (
+        {"scheduler": {"type": "WarmupDecayLR"}},
+        "scheduler.params.total_num_steps is missing: WarmupDecayLR needs it",
+        "write the number of optimizer steps of the whole run",
+    ),
+    (
+        {"scheduler": {"type": "WarmUpLR"}},
+        "scheduler.type: WarmUpLR is neither DeepSpeed's nor in torch.optim.lr_scheduler",
+        "did you mean WarmupLR?",
+    ),
+    (
+        {"scheduler": {"type": "ReduceLROnPlateau"}},
+        "scheduler.type: ReduceLROnPlateau is not supported: it needs a metric that the engine does not have",
+        "make it in the script: initialize(lr_scheduler=lambda optimizer: ...)",
+    ),
+    (
+        {"optimizer": {"type": "AdamW", "params": {"wieght_decay": 0.1}}},
+        "unknown key optimizer.params.wieght_decay",
+        "did you mean optimizer.params.weight_decay?",
+    ),
+    (
+        {"optimizer": {"type": "Adamm"}},
+        "optimizer.type: Adamm is not a supported DeepSpeed Optimizer, nor in torch.optim",
+        "did you mean Adam?",
+    ),
+    (
+        {"optimizer": {"type": "OneBitAdam"}},
+        "optimizer.type: OneBitAdam is not supported: DeepSpeed itself has removed it",
+        "use AdamW",
+    ),
+    (
+        {"zero_optimization": {"stage": "two"}},
+        "zero_optimization.stage: expects an integer but got 'two'",
+        "write zero_optimization.stage without quotes",
+    ),
+    (
+        {"comms_logger": {"prof_ops": "all_reduce"}},
+        "comms_logger.prof_ops: expects a list of strings but got 'all_reduce'",
+        "correct comms_logger.prof_ops",
+    ),
+    (
+        {"flops_profiler": {"profile_step": 0}},
+        "flops_profiler.profile_step: expects at least 1 but got 0",
+        "correct flops_profiler.profile_step",
+    ),
+    (
+        {"torch_autocast": {"enabled": True, "dtype": "fp8"}},
+        "torch_autocast.dtype: expects one of bfloat16, torch.bfloat16, bf16, float16, torch.float16, "
+        "fp16, half but got 'fp8'",
+        "write bfloat16",
+    ),
+    (
+        {"torch_autocast": {"enabled": True, "dtype": "float16"}},
+        "torch_autocast.dtype: float16 needs a loss scale, which is not supported here",
+        "write bfloat16",
+    ),
+    (
+        {"torch_autocast": {"enabled": True}, "bf16": {"enabled": True}},
+        "torch_autocast is for fp32 parameters, but bf16 or fp16 is enabled too",
+        "keep one of them",
+    ),
+    (
+        {"bfloat16": {"enabled": True}, "bf16": {"enabled": True}},
+        "bf16 and bfloat16 are the same section, both are given",
+        "keep bf16",
+    ),
+    (
+        {"zero_optimization": {"cpu_offload": True, "offload_optimizer": {"device": "cpu"}}},
+        "Cannot provide deprecated parameter 'cpu_offload' and replacing parameter 'offload_optimizer' "
+        "together",
+        "keep zero_optimization.offload_optimizer",
+    ),
+    (
+        {"zero_optimization": {"max_live_parameters": 1, "stage3_max_live_parameters": 1}},
+        "zero_optimization.max_live_parameters and zero_optimization.stage3_max_live_parameters are the same "
+        "key, both are given",
+        "keep zero_optimization.stage3_max_live_parameters",
     ),
     (
         {"train_batch_size": "8"},
@@ -117,11 +214,6 @@ GOLDEN = [
         {"train_batch_size": "auto"},
         'train_batch_size: "auto" is only known to frameworks that fill it in (the Hugging Face Trainer)',
         "write a value for train_batch_size",
-    ),
-    (
-        {"fp16": {"enabled": "auto"}},
-        'fp16.enabled: "auto" is only known to frameworks that fill it in (the Hugging Face Trainer)',
-        "write a value for fp16.enabled",
     ),
     ({"fp16": {"enabled": True}}, "fp16 is not supported yet; use bf16", 'write "bf16": {"enabled": true}'),
     (
@@ -146,13 +238,8 @@ GOLDEN = [
     ),
     (
         {"gradient_clipping": -1},
-        "gradient_clipping: expects a norm of at least 0 but got -1.0",
-        "0 switches it off",
-    ),
-    (
-        {"amp": {"enabled": True}},
-        "amp: {'enabled': True} is refused: DeepSpeed itself has removed it",
-        "use bf16",
+        "gradient_clipping: expects at least 0 but got -1",
+        "correct gradient_clipping",
     ),
     (
         {"communication_data_type": "fp16"},
@@ -189,16 +276,182 @@ def test_no_effect_is_said_once_for_each_reason() -> None:
                 "stage3_prefetch_bucket_size": 5e7,
             },
             "tensorboard": {"enabled": True, "output_path": "x"},
-            "csv_monitor": {"enabled": False},
+            "comet": {"enabled": True, "project": "x"},
+            "sparse_gradients": True,
         }
     )
     assert config.notes == (
         "zero_optimization.allgather_bucket_size: no effect, "
         "parameters are gathered in the buckets of reduce_bucket_size",
+        "comet: no effect, there is no Comet monitor; use tensorboard, csv_monitor or wandb",
+        "sparse_gradients: no effect, DeepSpeed itself has removed it; gradients are dense",
         "zero_optimization.stage3_max_live_parameters, zero_optimization.stage3_prefetch_bucket_size: "
         "no effect, only ZeRO stage 3 reads it",
-        "tensorboard: no effect, monitors are not written yet",
+        'zero_optimization.stage3_max_reuse_distance: "auto" was left in, the default holds',
     )
+    assert config.warnings == ()
+
+
+def test_what_will_surprise_is_a_warning() -> None:
+    config = parse_config(
+        {
+            "amp": {"enabled": True},
+            "elasticity": {"enabled": True, "max_train_batch_size": 9},
+            "bf16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16},
+        }
+    )
+    assert config.warnings == (
+        "amp: no effect, DeepSpeed itself has removed it; write bf16 for low precision",
+        "elasticity: no effect, DeepSpeed itself has removed it",
+        "bf16.loss_scale, bf16.initial_scale_power: no effect, "
+        "bf16 needs no loss scale: these are keys of fp16",
+    )
+
+
+FOREIGN: dict[str, object] = {
+    "zero_optimization.reduce_bucket_size": 5,  # TRL's reference models
+    "hf_trainer_says": {"anything": True},
+    "_comment": "mine",
+    "zero_optimization": {"stage": 1, "zeppelin": 3},
+}
+
+
+def test_unknown_keys_that_look_like_nothing_are_one_warning() -> None:
+    assert parse_config(FOREIGN).warnings == (
+        "unknown keys, ignored: zero_optimization.reduce_bucket_size, hf_trainer_says, _comment, "
+        "zero_optimization.zeppelin (DSLAUNCH_STRICT_CONFIG=1 makes them errors)",
+    )
+
+
+def test_and_an_error_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSLAUNCH_STRICT_CONFIG", "1")
+    with pytest.raises(ConfigError) as caught:
+        load_config(FOREIGN)
+    assert (caught.value.what, caught.value.hint) == (
+        "unknown keys: zero_optimization.reduce_bucket_size, hf_trainer_says, _comment, "
+        "zero_optimization.zeppelin",
+        "remove them, or unset DSLAUNCH_STRICT_CONFIG",
+    )
+    monkeypatch.setenv("DSLAUNCH_STRICT_CONFIG", "0")
+    assert load_config(FOREIGN).zero.stage == 1
+
+
+def test_auto_left_in_a_section_is_the_default() -> None:
+    config = parse_config(
+        {
+            "fp16": {"enabled": "auto", "loss_scale": "auto"},
+            "zero_optimization": {
+                "stage": 1,
+                "reduce_bucket_size": "auto",
+                "offload_param": {"device": "auto"},
+            },
+        }
+    )
+    assert config.zero.reduce_bucket_size == 500_000_000
+    assert config.notes == (
+        'fp16.enabled, fp16.loss_scale, zero_optimization.reduce_bucket_size: "auto" was left in, '
+        "the default holds",
+    )
+
+
+def test_old_spellings() -> None:
+    config = parse_config(
+        {"zero_optimization": {"stage": 1, "stage3_gather_fp16_weights_on_model_save": True}}
+    )
+    assert config.zero.stage3.gather_16bit_weights_on_model_save
+    assert config.notes[0] == (
+        "zero_optimization.stage3_gather_fp16_weights_on_model_save is the old name of "
+        "stage3_gather_16bit_weights_on_model_save"
+    )
+    assert (
+        parse_config({"zero_optimization": {"max_live_parameters": 5}}).zero.stage3.max_live_parameters == 5
+    )
+    assert refusal({"zero_optimization": {"cpu_offload": True}})[0].startswith(
+        "zero_optimization.offload_optimizer: {'device': 'cpu'} is refused"
+    )
+
+
+def test_quoted_numbers_in_sections_are_numbers() -> None:
+    zero = parse_config({"zero_optimization": {"stage": "1", "reduce_bucket_size": "5e7"}}).zero
+    assert (zero.stage, zero.reduce_bucket_size) == (1, 50_000_000)
+
+
+def test_sections_about_watching() -> None:
+    config = parse_config(
+        {
+            "flops_profiler": {"enabled": True, "profile_step": 5, "output_file": "flops.txt"},
+            "comms_logger": {"enabled": True, "prof_all": False, "prof_ops": ["all_reduce"]},
+            "csv_monitor": {"enabled": True, "output_path": "logs", "job_name": "j"},
+            "timers": {"throughput": {"enabled": False}},
+            "activation_checkpointing": {"cpu_checkpointing": True},
+        }
+    )
+    assert config.flops_profiler == FlopsProfilerConfig(True, profile_step=5, output_file="flops.txt")
+    assert config.wall_clock_breakdown  # the profiler wants times
+    assert config.comms_logger == CommsLoggerConfig(True, False, ("all_reduce",))
+    assert config.csv_monitor == CsvMonitorConfig(True, "logs", "j")
+    assert not config.throughput.enabled
+    assert config.activation_checkpointing.cpu_checkpointing
+
+
+def test_a_survey_tells_every_error() -> None:
+    found = survey(
+        {
+            "zero_opt": {},
+            "train_batch_size": "8",
+            "bf16": {"enabled": 1},
+            "fp16": {"enabled": True},
+            "optimizer": {"type": "Adamm"},
+            "zero_optimization": {"stage": 7, "overlap_com": True},
+            "log_level": "loud",
+            "nothing_like_it": 1,
+        }
+    )
+    assert [error.path for error in found.errors] == [
+        "zero_opt",
+        "train_batch_size",
+        "bf16.enabled",
+        "zero_optimization.overlap_com",
+        "fp16.enabled",
+        "zero_optimization.stage",
+        "optimizer.type",
+        "log_level",
+    ]
+    assert found.unknown == ("nothing_like_it",)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 10**12) | st.floats() | st.text(max_size=8) | st.just("auto"),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=8), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(st.data())
+def test_whatever_is_written_is_read_or_refused(data: st.DataObject) -> None:
+    """No value of any key ends in anything but a config or a ConfigError that names something."""
+    raw: dict[str, object] = {}
+    for path in data.draw(st.lists(st.sampled_from(list(paths(TOP))), max_size=4)):
+        section = raw
+        *outer, key = path.split(".")
+        for name in outer:
+            section = cast("dict[str, object]", section.setdefault(name, {}))
+            if not isinstance(section, dict):
+                return
+        section[key] = data.draw(JSON_VALUES)
+    for error in survey(raw).errors:
+        assert error.what
+        assert error.hint
+
+
+@given(st.sampled_from([path for path in paths(TOP) if len(path.rpartition(".")[2]) > 6]), st.data())
+def test_one_letter_missing_is_noticed(path: str, data: st.DataObject) -> None:
+    section, _, key = path.rpartition(".")
+    cut = data.draw(st.integers(0, len(key) - 1))
+    wrong = key[:cut] + key[cut + 1 :]
+    known = {other.rpartition(".")[2] for other in paths(TOP) if other.rpartition(".")[0] == section}
+    if wrong not in known:
+        assert similar_key(wrong, known) is not None
 
 
 def test_old_keys_that_are_off_pass() -> None:
@@ -358,7 +611,9 @@ def test_every_answer_says_why() -> None:
         match inner:
             case NoEffect(why) | Refused(why):
                 assert why, path
-            case Honoured() | Section():
+            case Honoured():
+                assert inner.means, path
+            case Section() | Renamed():
                 pass
 
 
@@ -378,6 +633,17 @@ def test_syntax_errors_name_line_and_column(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(str(path))
     assert caught.value.what == f"{path}:4:7: not valid JSON: expecting ':' delimiter"
+
+
+def test_text_that_is_not_quite_json_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text('{"train_batch_size": 2, // mine\n}')
+    assert load_source(path).notes == (
+        f"{path} has comments and trailing commas: read here, but it is not JSON to other programs",
+    )
+    assert load_config(path).notes == load_source(path).notes
+    path.write_text('{"train_batch_size": 2}')
+    assert load_source(path).notes == ()
 
 
 def test_not_text(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_state_is_the_iteration() -> None:
 @pytest.mark.parametrize(
     ("kind", "params", "what"),
     [
-        ("OneCycle", {}, "scheduler.type: OneCycle is not supported yet"),
+        ("OneCycle", {}, "scheduler.params.cycle_min_lr is missing: OneCycle needs it"),
         ("WarmupLR", {"warmup_steps": 3}, "unknown key scheduler.params.warmup_steps"),
         (
             "WarmupDecayLR",

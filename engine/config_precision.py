@@ -1,0 +1,87 @@
+"""The keys about precision: fp16, bf16, torch_autocast, data_types, communication_data_type. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from dslaunch.engine.config_read import Reading
+from dslaunch.engine.config_values import AutocastConfig, DtypeName
+from dslaunch.engine.errors import ConfigError
+
+# Whether the training core can train in fp16. Everything else about it is already read.
+FP16 = False
+
+_DTYPE_NAMES: Mapping[str, DtypeName | Literal["fp16"]] = {
+    **dict.fromkeys(("fp32", "float32", "float"), "fp32"),
+    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+    **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
+}
+
+
+def check_precision(reading: Reading) -> None:
+    """ConfigError where fp16 is on and cannot be."""
+    fp16, bf16 = (reading.get(f"{name}.enabled", bool, False) for name in ("fp16", "bf16"))
+    if fp16 and bf16:
+        raise ConfigError(
+            "bfloat16 and fp16 modes cannot be simultaneously enabled", "disable fp16", "fp16.enabled"
+        )
+    if fp16 and not FP16:
+        raise ConfigError(
+            "fp16 is not supported yet; use bf16", 'write "bf16": {"enabled": true}', "fp16.enabled"
+        )
+
+
+def compute_dtype(reading: Reading) -> DtypeName:
+    """What parameters are cast to."""
+    return "bf16" if reading.get("bf16.enabled", bool, False) else "fp32"
+
+
+def grad_accum_dtype(reading: Reading, dtype: DtypeName) -> DtypeName:
+    """The dtype of the gradient buffers, beside parameters of `dtype`."""
+    path = "data_types.grad_accum_dtype"
+    named = _dtype_name(reading, path)
+    if named is None:
+        return dtype
+    if named == "fp16" or (named, dtype) == ("bf16", "fp32"):
+        raise ConfigError(f"{path}: {named} is not supported with {dtype} parameters", "write fp32", path)
+    return named
+
+
+def check_communication(reading: Reading, accumulation: DtypeName) -> None:
+    """ConfigError unless gradients are to travel in their accumulation dtype."""
+    path = "communication_data_type"
+    named = _dtype_name(reading, path)
+    if named not in (None, accumulation):
+        raise ConfigError(
+            f"{path}: {named} is refused: gradients travel in their accumulation dtype",
+            f"remove it ({accumulation} is used), or set data_types.grad_accum_dtype",
+            path,
+        )
+
+
+def autocast(reading: Reading) -> AutocastConfig:
+    """The section torch_autocast; ConfigError beside another precision, or where it needs a loss scale."""
+    found = reading.record(AutocastConfig, "torch_autocast.")
+    if found.enabled and (compute_dtype(reading) != "fp32" or reading.get("fp16.enabled", bool, False)):
+        raise ConfigError(
+            "torch_autocast is for fp32 parameters, but bf16 or fp16 is enabled too",
+            "keep one of them",
+            "torch_autocast.enabled",
+        )
+    if found.enabled and found.dtype is not None and "16" in found.dtype and "b" not in found.dtype:
+        raise ConfigError(
+            f"torch_autocast.dtype: {found.dtype} needs a loss scale, which is not supported here",
+            "write bfloat16",
+            "torch_autocast.dtype",
+        )
+    return found
+
+
+def _dtype_name(reading: Reading, path: str) -> DtypeName | Literal["fp16"] | None:
+    text = reading.values.get(path)
+    if text is None:
+        return None
+    if str(text).lower() not in _DTYPE_NAMES:
+        raise ConfigError(f"{path}: expects fp32, bf16 or fp16 but got {text!r}", "write fp32 or bf16", path)
+    return _DTYPE_NAMES[str(text).lower()]

@@ -1,0 +1,161 @@
+"""The configuration as frozen values. Every default stands here or in `config_observe`, once. No torch.
+
+A field made by `setting` is a key of the same name; its metadata is the key's answer (`config_keys`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dslaunch.engine.config_answers import setting
+from dslaunch.engine.config_observe import (
+    ActivationCheckpointingConfig,
+    CommsLoggerConfig,
+    CsvMonitorConfig,
+    FlopsProfilerConfig,
+    TensorboardConfig,
+    ThroughputConfig,
+    WandbConfig,
+)
+
+DtypeName = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """The batch numbers as given; see `batch.resolve_batch`."""
+
+    train_batch_size: int | None = setting(
+        None, "samples of one optimizer step over all ranks", kind="int", auto=False
+    )
+    train_micro_batch_size_per_gpu: int | None = setting(
+        None, "samples of one forward on one rank", kind="int", auto=False
+    )
+    gradient_accumulation_steps: int | None = setting(
+        None, "forwards of one optimizer step", kind="int", auto=False
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LeafModules:
+    """`zero_optimization.leaf_module`: modules that stage 3 gathers with all their children at once."""
+
+    classes: tuple[str, ...] = setting((), "names of classes")
+    names: tuple[str, ...] = setting((), "names of modules in the model")
+    name_suffixes: tuple[str, ...] = setting((), "ends of names of modules in the model")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage3Config:
+    """The `stage3_*` keys; sizes in elements."""
+
+    prefetch_bucket_size: int = setting(50_000_000, "how far ahead parameters are gathered", low=0)
+    param_persistence_threshold: int = setting(
+        100_000, "parameters of at most so many elements stay gathered", low=0
+    )
+    model_persistence_threshold: int = setting(
+        2**63 - 1, "how many elements may stay gathered in total", low=0
+    )
+    max_live_parameters: int = setting(1_000_000_000, "how many elements are gathered at most", low=0)
+    max_reuse_distance: int = setting(
+        1_000_000_000, "parameters used again within so many elements are kept", low=0
+    )
+    gather_16bit_weights_on_model_save: bool = setting(
+        False, "let `save_16bit_model` gather the whole model on rank 0"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroConfig:
+    """How optimizer state, gradients and parameters are sharded; sizes in elements."""
+
+    stage: int = setting(
+        0, "0: everything on every rank; 1: optimizer state sharded; 2: gradients too; 3: parameters too"
+    )
+    reduce_bucket_size: int = setting(500_000_000, "the largest bucket of one collective", low=1)
+    overlap_comm: bool = setting(True, "average buckets while backward still runs (DeepSpeed: stage 3 only)")
+    stage3: Stage3Config = Stage3Config()
+    leaf_module: LeafModules = LeafModules()
+
+
+@dataclass(frozen=True, slots=True)
+class Fp16Config:
+    """Half precision, and the loss scale that keeps its gradients from underflow."""
+
+    enabled: bool = setting(False, "parameters, gradients and activations in fp16, masters in fp32")
+    auto_cast: bool = setting(False, "cast floating inputs of the model to fp16")
+    loss_scale: float = setting(0.0, "a constant loss scale; 0: a dynamic one", low=0)
+    initial_scale_power: int = setting(16, "the dynamic scale starts at 2 to this power", low=0)
+    loss_scale_window: int = setting(1000, "good steps until the scale doubles", low=1)
+    hysteresis: int = setting(2, "overflows until the scale halves", low=1)
+    consecutive_hysteresis: bool = setting(False, "a good step gives the hysteresis back")
+    min_loss_scale: float = setting(1.0, "an overflow at this scale ends the run", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class AutocastConfig:
+    """`torch_autocast`: the forward under torch.autocast, parameters in fp32."""
+
+    enabled: bool = setting(False, "run the model's forward under torch.autocast")
+    dtype: str | None = setting(
+        None,
+        "the dtype to compute in; default bf16",
+        kind="text",
+        choices=("bfloat16", "torch.bfloat16", "bf16", "float16", "torch.float16", "fp16", "half"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerConfig:
+    """`optimizer.type` and `optimizer.params`, as written; `config_optimizer.optimizer_spec` reads them."""
+
+    type: str
+    params: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """`scheduler.type` and `scheduler.params`, as written; `config_scheduler.scheduler_spec` reads them."""
+
+    type: str
+    params: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """All of a ds_config that this engine acts on."""
+
+    batch: BatchRequest = BatchRequest()
+    zero: ZeroConfig = ZeroConfig()
+    optimizer: OptimizerConfig | None = None
+    scheduler: SchedulerConfig | None = None
+    dtype: DtypeName = "fp32"
+    grad_accum_dtype: DtypeName = "fp32"  # of the gradient buffers; follows dtype unless set
+    check_grad_overflow: bool = True
+    fp16: Fp16Config = Fp16Config()
+    autocast: AutocastConfig = AutocastConfig()
+    gradient_clipping: float = setting(
+        1.0, "the largest global L2 norm of the gradients; 0 switches clipping off", auto=False, low=0
+    )
+    steps_per_print: int | None = setting(None, "optimizer steps between two progress lines", kind="number")
+    dataloader_drop_last: bool = setting(False, "leave the last, smaller micro batch out")
+    log_level: int = logging.INFO
+    dump_state: bool = setting(False, "say the whole configuration at start")
+    wall_clock_breakdown: bool = setting(
+        False, "say the times of forward, backward and step every `steps_per_print` steps"
+    )
+    memory_breakdown: bool = setting(False, "say the device's memory after forward, backward and step")
+    throughput: ThroughputConfig = field(default_factory=ThroughputConfig)
+    comms_logger: CommsLoggerConfig = field(default_factory=CommsLoggerConfig)
+    flops_profiler: FlopsProfilerConfig = field(default_factory=FlopsProfilerConfig)
+    tensorboard: TensorboardConfig = field(default_factory=TensorboardConfig)
+    csv_monitor: CsvMonitorConfig = field(default_factory=CsvMonitorConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    activation_checkpointing: ActivationCheckpointingConfig = field(
+        default_factory=ActivationCheckpointingConfig
+    )
+    notes: tuple[str, ...] = ()  # keys accepted without effect, and why
+    warnings: tuple[str, ...] = ()  # unknown keys, and what will surprise
