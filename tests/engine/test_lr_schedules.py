@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
+import logging
 import math
 
+import numpy
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+import dslaunch.engine as deepspeed
 from dslaunch.engine.config import SchedulerConfig
+from dslaunch.engine.config_scheduler import TORCH_REFUSED, TORCH_SCHEDULERS
 from dslaunch.engine.errors import ConfigError
-from dslaunch.engine.lr_schedules import WarmupLR, build_scheduler
+from dslaunch.engine.lr_arguments import scheduler_section
+from dslaunch.engine.lr_schedules import VALID_LR_SCHEDULES, OneCycle, WarmupLR, build_scheduler
 
 
 def optimizer(*rates: float) -> torch.optim.Optimizer:
@@ -115,3 +124,167 @@ def test_refusals(kind: str, params: dict[str, object], what: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_scheduler(SchedulerConfig(kind, params), optimizer(1.0))
     assert caught.value.what == what
+
+
+def test_range_test_grows_by_interval() -> None:
+    params: dict[str, object] = {
+        "lr_range_test_min_lr": 0.1,
+        "lr_range_test_step_size": 4,
+        "lr_range_test_step_rate": 2.0,
+    }
+    # before the first step the minimum; then 0.1 * (1 + 2 * (i + 1) / 4)
+    assert rates("LRRangeTest", params, 6) == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3, 0.35])
+    stairs = rates("LRRangeTest", {**params, "lr_range_test_staircase": True}, 9)
+    assert stairs == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.3, 0.3, 0.3, 0.3, 0.5])
+
+
+CYCLE: dict[str, object] = {
+    "cycle_min_lr": 1.0,
+    "cycle_max_lr": 3.0,
+    "cycle_first_step_size": 4,
+    "cycle_second_step_size": 2,
+    "decay_step_size": 2,
+    "decay_lr_rate": 1.0,
+    "decay_mom_rate": 0.5,
+}
+
+
+def test_one_cycle() -> None:
+    """Up in four steps, down in two; after the cycle 1 / (1 + k) for k = 1/2, 1, 3/2."""
+    found = rates("OneCycle", CYCLE, 10)
+    up_and_down = [1.0, 1.5, 2.0, 2.5, 3.0, 2.0, 1.0]
+    assert found == pytest.approx([*up_and_down, 1 / 1.5, 1 / 2, 1 / 2.5])
+
+
+def test_one_cycle_moves_momentum_the_other_way() -> None:
+    group = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+    schedule = build_scheduler(SchedulerConfig("OneCycle", CYCLE), group)
+    found = [group.param_groups[0]["betas"]]
+    for _ in range(9):
+        schedule.step()
+        found.append(group.param_groups[0]["betas"])
+    assert {beta2 for _, beta2 in found} == {0.99}
+    first = 0.8  # as DeepSpeed: the first optimizer step runs with the least momentum
+    cycle = [0.875, 0.85, 0.825, 0.8, 0.85, 0.9]
+    after = [0.9 * (1 + 0.5 * k) for k in (0.5, 1.0, 1.5)]
+    assert [beta1 for beta1, _ in found] == pytest.approx([first, *cycle, *after])
+
+
+def test_one_cycle_without_decay_stays() -> None:
+    params = {"cycle_min_lr": 1.0, "cycle_max_lr": 2.0, "cycle_first_step_size": 1, "cycle_momentum": False}
+    group = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+    before = group.param_groups[0]["betas"]
+    schedule = build_scheduler(SchedulerConfig("OneCycle", params), group)
+    found = []
+    for _ in range(5):
+        schedule.step()
+        found.append(group.param_groups[0]["lr"])
+    assert found == [2.0, 1.0, 1.0, 1.0, 1.0]
+    assert group.param_groups[0]["betas"] == before
+
+
+def test_one_cycle_leaves_an_optimizer_without_betas_its_momentum(caplog: pytest.LogCaptureFixture) -> None:
+    group = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
+    logging.getLogger("dslaunch.engine").propagate = True
+    build_scheduler(SchedulerConfig("OneCycle", CYCLE), group).step()
+    assert group.param_groups[0]["momentum"] == 0.5
+    assert caplog.messages == ["OneCycle: cycle_momentum is off, the optimizer has no betas"]
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.floats(1e-4, 1e-2), st.floats(1e-2, 1.0), st.integers(0, 60))
+def test_one_cycle_is_a_tent(first: int, second: int, low: float, high: float, iteration: int) -> None:
+    """Against linear interpolation between the three corners."""
+    params = {
+        "cycle_min_lr": low,
+        "cycle_max_lr": high,
+        "cycle_first_step_size": first,
+        "cycle_second_step_size": second,
+    }
+    schedule = OneCycle(optimizer(1.0), **params)  # type: ignore[arg-type]
+    schedule.step(iteration)
+    corners = [0, first, first + second]
+    expected = float(numpy.interp(iteration + 1, corners, [low, high, low]))
+    assert schedule.get_lr() == pytest.approx([expected])
+
+
+@given(st.sampled_from(VALID_LR_SCHEDULES), st.integers(1, 30), st.integers(0, 30))
+def test_state_goes_on_where_it_was(name: str, num_before: int, num_after: int) -> None:
+    params = {
+        "WarmupDecayLR": {"total_num_steps": 40},
+        "WarmupCosineLR": {"total_num_steps": 40},
+        "OneCycle": CYCLE,
+    }.get(name, {})
+    config = SchedulerConfig(name, {**params})
+    whole, first = build_scheduler(config, optimizer(1.0)), build_scheduler(config, optimizer(1.0))
+    for _ in range(num_before):
+        whole.step()
+        first.step()
+    again = build_scheduler(config, optimizer(1.0))
+    again.load_state_dict(first.state_dict())
+    for _ in range(num_after + 1):
+        whole.step()
+        again.step()
+    assert again.get_last_lr() == whole.get_last_lr()  # type: ignore[attr-defined]
+
+
+def test_any_schedule_of_torch() -> None:
+    group = optimizer(1.0)
+    schedule = build_scheduler(SchedulerConfig("StepLR", {"step_size": 2, "gamma": 0.1}), group)
+    assert isinstance(schedule, torch.optim.lr_scheduler.StepLR)
+    found = []
+    for _ in range(4):
+        group.step()
+        schedule.step()
+        found.append(group.param_groups[0]["lr"])
+    assert found == pytest.approx([1.0, 0.1, 0.1, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "what", "hint"),
+    [
+        ("StepLR", {"stepsize": 2}, "unknown key scheduler.params.stepsize", "did you mean "
+         "scheduler.params.step_size?"),
+        (
+            "StepLR",
+            {},
+            "scheduler.params: torch's StepLR refuses them: "
+            "StepLR.__init__() missing 1 required positional argument: 'step_size'",
+            "see torch.optim.lr_scheduler.StepLR",
+        ),
+        (
+            "OneCycleLR",
+            {"max_lr": 0.1, "total_steps": -5},
+            "scheduler.params: torch's OneCycleLR refuses them: "
+            "Expected positive integer total_steps, but got -5",
+            "see torch.optim.lr_scheduler.OneCycleLR",
+        ),
+    ],
+)  # fmt: skip
+def test_torchs_own_refusals(kind: str, params: dict[str, object], what: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_scheduler(SchedulerConfig(kind, params), optimizer(1.0))
+    assert (caught.value.what, caught.value.hint) == (what, hint)
+
+
+def test_all_schedules_of_torch_have_an_answer() -> None:
+    module = torch.optim.lr_scheduler
+    theirs = {
+        name
+        for name, kind in vars(module).items()
+        if inspect.isclass(kind) and issubclass(kind, module.LRScheduler) and not name.startswith("_")
+    }
+    assert theirs - {"LRScheduler"} == {*TORCH_SCHEDULERS, *TORCH_REFUSED}
+
+
+def test_options_for_scripts() -> None:
+    parser = deepspeed.add_tuning_arguments(argparse.ArgumentParser())
+    args = parser.parse_args(
+        ["--lr_schedule", "OneCycle", "--cycle_min_lr", "1e-3", "--cycle_max_lr", "0.1", "--cycle_momentum"]
+    )
+    assert (args.lr_range_test_min_lr, args.warmup_num_steps) == (None, None)
+    assert scheduler_section(args) == {
+        "type": "OneCycle",
+        "params": {"cycle_min_lr": 1e-3, "cycle_max_lr": 0.1, "cycle_momentum": True},
+    }
+    with pytest.raises(ConfigError, match="no --lr_schedule is given"):
+        scheduler_section(parser.parse_args([]))
