@@ -1,4 +1,4 @@
-"""Adam and AdamW on flat shards, the reference of every fused kernel. `S` elements of a rank's shard.
+"""Adam and AdamW on flat shards. `S` elements of a rank's shard.
 
 Sources: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), algorithm 1; Loshchilov and
 Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
@@ -6,13 +6,42 @@ Hutter, "Decoupled Weight Decay Regularization" (2019), algorithm 2.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-_CPU_CHUNK_NUMEL = 1 << 18  # temporaries stay in cache
-_GPU_CHUNK_NUMEL = 1 << 26  # temporaries stay below 256 MiB
+from dslaunch.engine.ops.shard import Shard
+from dslaunch.engine.ops.step import step_
+
+
+class AdamWScalars(ctypes.Structure):
+    """AdamW::Scalars of csrc/adamw.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_float)
+        for name in (
+            "one_minus_beta1",
+            "one_minus_beta2",
+            "eps",
+            "step_size",
+            "rsqrt_correction2",
+            "decay",
+            "l2",
+        )
+    )
+
+
+class AdamWHyper(ctypes.Structure):
+    """AdamW::Hyper of csrc/adamw.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")),
+        ("decoupled", ctypes.c_int32),
+        ("bias_correction", ctypes.c_int32),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +57,51 @@ class AdamWStep:
     decoupled: bool = True  # AdamW; False adds weight_decay * master to the gradient
     bias_correction: bool = True
 
+    kernel: ClassVar[str] = "adamw"
+    num_states: ClassVar[int] = 2
+    whole_tensors: ClassVar[bool] = False
+
+    @property
+    def correction1(self) -> float:
+        return 1 - self.beta1**self.step if self.bias_correction else 1.0
+
+    @property
+    def correction2(self) -> float:
+        return 1 - self.beta2**self.step if self.bias_correction else 1.0
+
+    def scalars(self) -> AdamWScalars:
+        return AdamWScalars(
+            1 - self.beta1,
+            1 - self.beta2,
+            self.eps,
+            self.lr / self.correction1,
+            1 / math.sqrt(self.correction2),
+            self.lr * self.weight_decay if self.decoupled else 0.0,
+            0.0 if self.decoupled else self.weight_decay,
+        )
+
+    def hyper(self) -> AdamWHyper:
+        return AdamWHyper(
+            self.lr,
+            self.beta1,
+            self.beta2,
+            self.eps,
+            self.weight_decay,
+            int(self.decoupled),
+            int(self.bias_correction),
+        )
+
+    def reference(self, theta: torch.Tensor, states: tuple[torch.Tensor, ...], g: torch.Tensor) -> None:
+        m, v = states
+        if self.decoupled and self.weight_decay:
+            theta.mul_(1 - self.lr * self.weight_decay)
+        elif self.weight_decay:
+            g = g.add(theta, alpha=self.weight_decay)
+        m.lerp_(g, 1 - self.beta1)  # m = beta1 m + (1 - beta1) g
+        v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)  # v = beta2 v + (1 - beta2) g^2
+        denominator = v.sqrt().div_(math.sqrt(self.correction2)).add_(self.eps)
+        theta.addcdiv_(m, denominator, value=-self.lr / self.correction1)
+
 
 @dataclass(frozen=True, slots=True)
 class AdamWShard:
@@ -36,45 +110,13 @@ class AdamWShard:
     master: torch.Tensor  # fp32, updated
     exp_avg: torch.Tensor  # fp32, updated
     exp_avg_sq: torch.Tensor  # fp32, updated
-    grad: torch.Tensor  # fp32 or bf16, read
+    grad: torch.Tensor  # fp32, bf16 or fp16, read
     param: (
         torch.Tensor | None
-    )  # bf16, written with the rounded master; None where master is the parameter itself
+    )  # bf16 or fp16, written with the rounded master; None where master is the parameter itself
 
 
 def adamw_(shard: AdamWShard, scalars: AdamWStep, grad_scale: torch.Tensor | None) -> None:
     """One step in place; the gradient times `grad_scale` (fp32 scalar tensor; None is 1)."""
-    numel = shard.master.numel()
-    chunk = _GPU_CHUNK_NUMEL if shard.master.is_cuda else _CPU_CHUNK_NUMEL
-    for start in range(0, numel, chunk):
-        part = slice(start, start + chunk)
-        _adamw_chunk(
-            AdamWShard(
-                shard.master[part],
-                shard.exp_avg[part],
-                shard.exp_avg_sq[part],
-                shard.grad[part],
-                None if shard.param is None else shard.param[part],
-            ),
-            scalars,
-            grad_scale,
-        )
-
-
-def _adamw_chunk(shard: AdamWShard, s: AdamWStep, grad_scale: torch.Tensor | None) -> None:
-    theta, m, v = shard.master, shard.exp_avg, shard.exp_avg_sq
-    g = shard.grad.float()
-    if grad_scale is not None:
-        g = g * grad_scale
-    if s.decoupled and s.weight_decay:
-        theta.mul_(1 - s.lr * s.weight_decay)
-    elif s.weight_decay:
-        g = g.add(theta, alpha=s.weight_decay)
-    m.lerp_(g, 1 - s.beta1)  # m = beta1 m + (1 - beta1) g
-    v.mul_(s.beta2).addcmul_(g, g, value=1 - s.beta2)  # v = beta2 v + (1 - beta2) g^2
-    correction1 = 1 - s.beta1**s.step if s.bias_correction else 1.0
-    correction2 = 1 - s.beta2**s.step if s.bias_correction else 1.0
-    denominator = v.sqrt().div_(math.sqrt(correction2)).add_(s.eps)
-    theta.addcdiv_(m, denominator, value=-s.lr / correction1)
-    if shard.param is not None:
-        shard.param.copy_(theta)
+    moments = (shard.exp_avg, shard.exp_avg_sq)
+    step_(scalars, [Shard(shard.master, moments, shard.grad, shard.param)], grad_scale)

@@ -1,9 +1,10 @@
 """The engine trains as a plain PyTorch loop does, on 1, 2 and 4 ranks.
 
-Tolerances. fp32, and bf16 on one rank: losses and masters within 2e-5 after four steps, norms within 1e-4
-of each other. bf16 on several ranks: the ranks' gradients are summed in bf16, in an order of gloo's own,
-and Adam turns a gradient near zero that changes its sign into whole learning rates; so single masters may
-differ by 2 * rate * steps, while their mean stays within 2% of rate * steps.
+Tolerances. fp32: losses and masters within 2e-5 after four steps, norms within 1e-4 of each other. bf16: the
+optimizer kernels round masters otherwise than torch does, which now and then rounds a parameter to the next
+bf16; several ranks' gradients are summed in bf16, in an order of gloo's own; and Adam turns a gradient near
+zero that changes its sign into whole learning rates; so single masters may differ by 2 * rate * steps, while
+their mean stays within 2% of rate * steps.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def test_engine_trains_as_plain_loop(distances: dict[str, dict[str, float]], cas
     told = f"seed {seed}: {far}"
     assert far["same_names"] == 1, told
     assert far["agree"] == 1, told
-    if case.bf16 and far["world"] > 1:
+    if case.bf16:
         assert far["loss"] < 0.02, told
         assert far["norm"] < 0.02, told
         assert far["master_max"] <= 2 * LR * NUM_STEPS, told

@@ -1,6 +1,6 @@
 // Adagrad. Duchi, Hazan and Singer, "Adaptive Subgradient Methods" (2011), with torch's eps and lr_decay.
 #pragma once
-#include "entry.h"
+#include "arithmetic.h"
 
 struct Adagrad {
   static constexpr int num_states = 1;  // the sum of squares

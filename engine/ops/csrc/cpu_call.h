@@ -1,6 +1,7 @@
 // One call of a CPU kernel, and the kernels that every instruction set provides.
 #pragma once
 #include <stdint.h>
+
 #include "entry.h"
 
 constexpr int64_t kBlockNumel = 4096;  // what is never divided among threads
@@ -9,8 +10,8 @@ struct Call {
   Entry* entries;
   const void* scalars;  // the optimizer's Scalars
   int64_t num_entries;
-  int64_t num_blocks;   // over all entries
-  double* partials;     // two a block, for kernels that sum; else null
+  int64_t num_blocks;  // over all entries
+  double* partials;    // two a block, for kernels that sum; else null
   float grad_scale;
   DType grad_dtype, out_dtype;
   int32_t num_threads;

@@ -1,6 +1,7 @@
 // How entries are shared out among the team's threads.
 #pragma once
 #include <stdint.h>
+
 #include "cpu_call.h"
 
 #if defined(_OPENMP)

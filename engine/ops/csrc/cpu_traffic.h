@@ -1,17 +1,21 @@
-// All memory traffic of the CPU kernels: one pass, gradients widened on the way in, the parameter narrowed on the way out.
+// All memory traffic of the CPU kernels: one pass, gradients widened on the way in, the parameter narrowed on
+// the way out.
 #pragma once
 #include "cpu_team.h"
 #include "cpu_vector.h"
 
 namespace {
 
-// How far ahead to fetch. Measured best from 256 to 1024 elements, for each stream; past the end it does no harm.
+// How far ahead to fetch. Measured best from 256 to 1024 elements, for each stream; past the end it does no
+// harm.
 constexpr int64_t kAhead = 1024;
 constexpr int kUnroll = 4;
 // Below this many elements the output stays in a cache, from which it is read next.
 constexpr int64_t kStreamOutNumel = 1 << 22;
 
-struct None {};
+struct None {
+  static constexpr bool is_written = false;
+};
 struct Float32 {
   typedef float Element;
   static FORMULA Vec load(const float* from) { return load_as<Vec>(from); }
@@ -19,11 +23,13 @@ struct Float32 {
 struct BFloat16 {
   typedef uint16_t Element;
   static FORMULA Vec load(const uint16_t* from) { return widen_bf16(load_as<Half>(from)); }
+  static constexpr bool is_written = true;
   static FORMULA Half narrow(Vec x) { return narrow_bf16(x); }
 };
 struct Float16 {
   typedef uint16_t Element;
   static FORMULA Vec load(const uint16_t* from) { return widen_fp16(load_as<Half>(from)); }
+  static constexpr bool is_written = true;
   static FORMULA Half narrow(Vec x) { return narrow_fp16(x); }
 };
 
@@ -34,18 +40,18 @@ FORMULA void store(void* to, T value) {
 
 template <class Out, bool kPastCaches>
 FORMULA void store_out(void* out, int64_t i, Vec theta) {
-  uint16_t* to = static_cast<uint16_t*>(out) + i;
-  if (kPastCaches)
-    store_past_caches(to, Out::narrow(theta));
-  else
-    store(to, Out::narrow(theta));
+  if constexpr (Out::is_written) {
+    uint16_t* to = static_cast<uint16_t*>(out) + i;
+    if (kPastCaches)
+      store_past_caches(to, Out::narrow(theta));
+    else
+      store(to, Out::narrow(theta));
+  }
 }
-template <>
-FORMULA void store_out<None, false>(void*, int64_t, Vec) {}
-template <>
-FORMULA void store_out<None, true>(void*, int64_t, Vec) {}
 
-FORMULA void fetch(const void* base, int64_t byte) { __builtin_prefetch(static_cast<const char*>(base) + byte); }
+FORMULA void fetch(const void* base, int64_t byte) {
+  __builtin_prefetch(static_cast<const char*>(base) + byte);
+}
 
 template <class Rule, class Grad>
 FORMULA void fetch_ahead(const Entry& e, int64_t i) {
@@ -75,10 +81,11 @@ FORMULA void step_vector(const Entry& e, int64_t i, float scale, const typename 
   store_out<Out, kPastCaches>(e.out, i, theta);
 }
 
-// The last elements, fewer than a vector, through copies of a whole one: every element meets the same arithmetic
-// wherever a shard begins and ends.
+// The last elements, fewer than a vector, through copies of a whole one: every element meets the same
+// arithmetic wherever a shard begins and ends.
 template <class Rule, class Grad, class Out>
-inline void step_tail(const Entry& e, int64_t i, int64_t num, float scale, const typename Rule::Scalars& s) {
+__attribute__((noinline)) void step_tail(const Entry& e, int64_t i, int64_t num, float scale,
+                                         const typename Rule::Scalars& s) {
   float master[kLanes] = {}, state1[kLanes] = {}, state2[kLanes] = {};
   typename Grad::Element grad[kLanes] = {};
   uint16_t out[kLanes] = {};
@@ -95,7 +102,8 @@ inline void step_tail(const Entry& e, int64_t i, int64_t num, float scale, const
 }
 
 template <class Rule, class Grad, class Out, bool kPastCaches>
-inline void step_run(const Entry& entry, int64_t i, int64_t end, float scale, const typename Rule::Scalars& s) {
+inline void step_run(const Entry& entry, int64_t i, int64_t end, float scale,
+                     const typename Rule::Scalars& s) {
   const Entry e = entry;  // pointers in registers: the stores could alias them otherwise
   for (; i + kUnroll * kLanes <= end; i += kUnroll * kLanes) {
     fetch_ahead<Rule, Grad>(e, i);
@@ -113,13 +121,15 @@ inline void step_entries(const Call& call) {
 #pragma omp parallel num_threads(call.num_threads) if (call.num_threads > 1)
   {
     FlushDenormals flush;
-    for_each_run(call, share_of_this_thread(call.num_blocks), [&](const Entry& e, int64_t begin, int64_t end) {
-      if (large && reinterpret_cast<uintptr_t>(e.out) % sizeof(Half) == 0)
-        step_run<Rule, Grad, Out, true>(e, begin, end, call.grad_scale, s);
-      else
-        step_run<Rule, Grad, Out, false>(e, begin, end, call.grad_scale, s);
-    });
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);  // stores past the caches are seen by whoever waits for this team
+    for_each_run(call, share_of_this_thread(call.num_blocks),
+                 [&](const Entry& e, int64_t begin, int64_t end) {
+                   if (large && reinterpret_cast<uintptr_t>(e.out) % sizeof(Half) == 0)
+                     step_run<Rule, Grad, Out, true>(e, begin, end, call.grad_scale, s);
+                   else
+                     step_run<Rule, Grad, Out, false>(e, begin, end, call.grad_scale, s);
+                 });
+    __atomic_thread_fence(
+        __ATOMIC_SEQ_CST);  // stores past the caches are seen by whoever waits for this team
   }
 }
 
@@ -127,17 +137,23 @@ inline void step_entries(const Call& call) {
 template <class Body, class Grad>
 inline void with_out(const Call& call) {
   switch (call.out_dtype) {
-    case kBFloat16: return Body::template run<Grad, BFloat16>(call);
-    case kFloat16: return Body::template run<Grad, Float16>(call);
-    default: return Body::template run<Grad, None>(call);
+    case kBFloat16:
+      return Body::template run<Grad, BFloat16>(call);
+    case kFloat16:
+      return Body::template run<Grad, Float16>(call);
+    default:
+      return Body::template run<Grad, None>(call);
   }
 }
 template <class Body>
 inline void with_dtypes(const Call& call) {
   switch (call.grad_dtype) {
-    case kBFloat16: return with_out<Body, BFloat16>(call);
-    case kFloat16: return with_out<Body, Float16>(call);
-    default: return with_out<Body, Float32>(call);
+    case kBFloat16:
+      return with_out<Body, BFloat16>(call);
+    case kFloat16:
+      return with_out<Body, Float16>(call);
+    default:
+      return with_out<Body, Float32>(call);
   }
 }
 

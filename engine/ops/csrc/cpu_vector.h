@@ -1,6 +1,6 @@
-// One SIMD register of floats, `Vec`, as GCC's and clang's vector extension: formulas use it as if it were a float.
-// The width follows the flags this is compiled with. All of it has internal linkage, because the same names
-// are compiled several times into one library, each time for another instruction set.
+// One SIMD register of floats, `Vec`, as GCC's and clang's vector extension: formulas use it as if it were a
+// float. The width follows the flags this is compiled with. All of it has internal linkage, because the same
+// names are compiled several times into one library, each time for another instruction set.
 #pragma once
 #include <stdint.h>
 #if defined(__F16C__) || defined(__AVX512F__)

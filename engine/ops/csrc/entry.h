@@ -1,4 +1,5 @@
-// What a kernel is told: the plain C values that Python passes by ctypes (kernel_arguments.py has the same layouts).
+// What a kernel is told: the plain C values that Python passes by ctypes (kernel_arguments.py has the same
+// layouts).
 #pragma once
 
 #if defined(__CUDACC_RTC__)
@@ -20,11 +21,11 @@ enum DType : int32_t { kNone = 0, kFloat32 = 1, kBFloat16 = 2, kFloat16 = 3 };
 
 // One tensor, or one flat shard. All pointers are to `numel` elements.
 struct Entry {
-  float* master;        // read and written
-  float* state1;        // read and written; null where the optimizer has no state
-  float* state2;        // read and written; null where the optimizer has one state at most
-  const void* grad;     // read
-  void* out;            // the rounded master is written here; null: nowhere
+  float* master;     // read and written
+  float* state1;     // read and written; null where the optimizer has no state
+  float* state2;     // read and written; null where the optimizer has one state at most
+  const void* grad;  // read
+  void* out;         // the rounded master is written here; null: nowhere
   int64_t numel;
   int64_t first_block;  // how many blocks the entries before this one have
 };

@@ -1,7 +1,8 @@
 // LAMB. You et al., "Large Batch Optimization for Deep Learning" (2020), algorithm 2 with phi(x) = x.
-// Two passes a tensor: the first moves m and v and sums |theta|^2 and |r|^2; the second recomputes r and applies it.
+// Two passes a tensor: the first moves m and v and sums |theta|^2 and |r|^2; the second recomputes r and
+// applies it.
 #pragma once
-#include "entry.h"
+#include "arithmetic.h"
 
 struct Lamb {
   static constexpr int num_states = 2;  // m, v
@@ -12,7 +13,7 @@ struct Lamb {
     float inv_correction1;    // 1 / (1 - beta1^t)
     float rsqrt_correction2;  // 1 / sqrt(1 - beta2^t)
     float weight_decay;
-    float max_trust;          // the largest trust ratio; infinity: not bounded
+    float max_trust;  // the largest trust ratio; infinity: not bounded
   };
 
   template <class F>

@@ -1,6 +1,6 @@
 // Lion. Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023), algorithm 2.
 #pragma once
-#include "entry.h"
+#include "arithmetic.h"
 
 struct Lion {
   static constexpr int num_states = 1;  // m

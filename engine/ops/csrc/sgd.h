@@ -1,6 +1,6 @@
 // Stochastic gradient descent, plain and with momentum as torch.optim.SGD defines it (Sutskever et al. 2013).
 #pragma once
-#include "entry.h"
+#include "arithmetic.h"
 
 struct Sgd {
   static constexpr int num_states = 0;
@@ -20,7 +20,7 @@ struct SgdMomentum {
 
   struct Scalars {
     float lr, l2, momentum;
-    float one_minus_dampening;            // 1 in the first step, as the buffer starts as the gradient
+    float one_minus_dampening;             // 1 in the first step, as the buffer starts as the gradient
     float gradient_weight, buffer_weight;  // of the direction: (0, 1), Nesterov's (1, momentum)
   };
 

@@ -1,0 +1,4 @@
+#include "adagrad.h"
+#include "cuda_step.h"
+
+STEP_KERNELS(adagrad, Adagrad)

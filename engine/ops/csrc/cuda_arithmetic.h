@@ -1,0 +1,24 @@
+// The numbers of CUDA kernels: formulas run on plain floats.
+#pragma once
+#include "entry.h"
+
+FORMULA float square_root(float x) { return sqrtf(x); }
+FORMULA double square_root(double x) { return sqrt(x); }
+FORMULA float sign(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : x; }  // 0 and NaN stay what they are
+
+FORMULA float widen_bf16(uint16_t h) { return __uint_as_float(uint32_t(h) << 16); }
+FORMULA float widen_fp16(uint16_t h) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+  return x;
+}
+FORMULA uint16_t narrow_bf16(float x) {
+  uint16_t h;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return h;
+}
+FORMULA uint16_t narrow_fp16(float x) {
+  uint16_t h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return h;
+}

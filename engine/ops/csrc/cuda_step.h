@@ -1,0 +1,50 @@
+// The elementwise optimizers' kernel, and its names for each mix of dtypes.
+#pragma once
+#include "cuda_launch.h"
+
+template <class Rule, class Grad, class Out>
+FORMULA void step_elements(const Launch& launch, const typename Rule::Scalars& host,
+                           const typename Rule::Scalars* device) {
+  if (is_skipped(launch)) return;
+  const Place place = place_of<Grad>(launch);
+  if (place.num == 0) return;
+  const Entry& e = place.entry;
+  const Four g = load_grad<Grad>(place, scale_of(launch));
+  Four theta = load_floats(e.master, place), state1 = {}, state2 = {};
+  if (Rule::num_states > 0) state1 = load_floats(e.state1, place);
+  if (Rule::num_states > 1) state2 = load_floats(e.state2, place);
+  const typename Rule::Scalars s = device ? *device : host;
+  for (int i = 0; i < kPerThread; i++) Rule::step(theta.x[i], state1.x[i], state2.x[i], g.x[i], s);
+  store_floats(e.master, place, theta);
+  if (Rule::num_states > 0) store_floats(e.state1, place, state1);
+  if (Rule::num_states > 1) store_floats(e.state2, place, state2);
+  store_out<Out>(place, theta);
+}
+
+#define STEP_KERNEL(name, Rule, Grad, Out)                                               \
+  extern "C" __global__ void __launch_bounds__(kThreads)                                 \
+      name(const Launch launch, const Rule::Scalars host, const Rule::Scalars* device) { \
+    step_elements<Rule, Grad, Out>(launch, host, device);                                \
+  }
+
+// name_GRAD_OUT with the codes of DType.
+#define STEP_KERNELS(name, Rule)                    \
+  STEP_KERNEL(name##_1_0, Rule, Float32, None)      \
+  STEP_KERNEL(name##_1_2, Rule, Float32, BFloat16)  \
+  STEP_KERNEL(name##_1_3, Rule, Float32, Float16)   \
+  STEP_KERNEL(name##_2_0, Rule, BFloat16, None)     \
+  STEP_KERNEL(name##_2_2, Rule, BFloat16, BFloat16) \
+  STEP_KERNEL(name##_2_3, Rule, BFloat16, Float16)  \
+  STEP_KERNEL(name##_3_0, Rule, Float16, None)      \
+  STEP_KERNEL(name##_3_2, Rule, Float16, BFloat16)  \
+  STEP_KERNEL(name##_3_3, Rule, Float16, Float16)
+
+// Scalars for steps that a CUDA graph replays: computed on the GPU from a step counter and a learning rate
+// that live there. `counter` counts the applied steps; `lr` null: the host's.
+#define PREPARE_KERNEL(name, Rule)                                                                    \
+  extern "C" __global__ void name##_prepare(const Rule::Hyper hyper, const float* lr, float* counter, \
+                                            const float* found_inf, Rule::Scalars* scalars) {         \
+    if (found_inf && *found_inf != 0) return;                                                         \
+    *counter += 1;                                                                                    \
+    *scalars = Rule::scalars(hyper, lr ? double(*lr) : hyper.lr, double(*counter));                   \
+  }

@@ -1,0 +1,4 @@
+#include "cuda_step.h"
+#include "lion.h"
+
+STEP_KERNELS(lion, Lion)

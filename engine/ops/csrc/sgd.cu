@@ -1,0 +1,5 @@
+#include "cuda_step.h"
+#include "sgd.h"
+
+STEP_KERNELS(sgd, Sgd)
+STEP_KERNELS(sgd_momentum, SgdMomentum)

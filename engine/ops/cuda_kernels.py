@@ -1,0 +1,133 @@
+"""Optimizer steps and norms on GPUs. All work is queued on the current stream; the host waits for nothing."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from dslaunch.engine.ops import cuda_modules
+from dslaunch.engine.ops.cuda_driver import THREADS, Argument, driver
+from dslaunch.engine.ops.cuda_tables import Grid, Tables
+from dslaunch.engine.ops.kernel_arguments import DTYPE_CODES
+from dslaunch.engine.ops.shard import Batch, Control, Rule
+
+BLOCK_NUMEL = 1024  # kBlockNumel of csrc/cuda_launch.h
+NORM_BLOCK_NUMEL = 16 * BLOCK_NUMEL  # kNormRounds times that
+_MODULE_OF = {"sgd_momentum": "sgd"}
+_SCALARS_BYTES = 64  # no optimizer's are larger
+
+
+class CudaKernels:
+    """The kernels of all GPUs of this process."""
+
+    def __init__(self) -> None:
+        self._tables = Tables()
+        driver()
+
+    def step(self, rule: Rule, batch: Batch, control: Control) -> None:
+        grid = self._tables.grid(batch, BLOCK_NUMEL)
+        if grid.num_blocks == 0:
+            return
+        device = grid.device
+        scale, found_inf = _scalar(control.grad_scale, device), _scalar(control.found_inf, device)
+        grid.launch.grad_scale, grid.launch.found_inf = _pointer(scale), _pointer(found_inf)
+        if rule.whole_tensors:
+            self._step_whole_tensors(rule, batch, grid)
+            return
+        prepared = None if control.counter is None else self._prepare(rule, control, found_inf)
+        dtypes = f"{DTYPE_CODES[batch.grad_dtype]}_{DTYPE_CODES[batch.param_dtype]}"
+        self._launch(
+            rule.kernel,
+            f"{rule.kernel}_{dtypes}",
+            grid.num_blocks,
+            device,
+            [grid.launch, rule.scalars(), ctypes.c_void_p(_pointer(prepared))],
+        )
+
+    def sum_of_squares(self, grads: Sequence[torch.Tensor]) -> torch.Tensor:
+        words: list[int] = []
+        for grad in grads:
+            words += (0, 0, 0, grad.data_ptr(), 0, grad.numel(), 0)
+        grid = self._tables.grid(Batch(words, grads[0].dtype, None, grads[0].device), NORM_BLOCK_NUMEL)
+        total = torch.zeros((), dtype=torch.float64, device=grads[0].device)
+        if grid.num_blocks == 0:
+            return total
+        partials = torch.empty(grid.num_blocks, dtype=torch.float64, device=grads[0].device)
+        grid.launch.partials = partials.data_ptr()
+        self._launch(
+            "norm", f"norm_{DTYPE_CODES[grads[0].dtype]}", grid.num_blocks, grid.device, [grid.launch]
+        )
+        arguments: list[Argument] = [
+            ctypes.c_void_p(partials.data_ptr()),
+            ctypes.c_int64(grid.num_blocks),
+            ctypes.c_void_p(total.data_ptr()),
+        ]
+        self._launch("norm", "norm_total", 1, grid.device, arguments)
+        return total
+
+    def _step_whole_tensors(self, rule: Rule, batch: Batch, grid: Grid) -> None:
+        """LAMB: moments and partial sums, the trust ratio of each tensor, the update."""
+        device, scalars = grid.device, rule.scalars()
+        partials = torch.empty(2 * grid.num_blocks, dtype=torch.float64, device=batch.device)
+        step_sizes = torch.empty(grid.num_tensors, dtype=torch.float32, device=batch.device)
+        grid.launch.partials = partials.data_ptr()
+        sizes = ctypes.c_void_p(step_sizes.data_ptr())
+        name = rule.kernel
+        self._launch(
+            name,
+            f"{name}_moments_{DTYPE_CODES[batch.grad_dtype]}",
+            grid.num_blocks,
+            device,
+            [grid.launch, scalars],
+        )
+        self._launch(name, f"{name}_trust", grid.num_tensors, device, [grid.launch, scalars, sizes])
+        self._launch(
+            name,
+            f"{name}_update_{DTYPE_CODES[batch.param_dtype]}",
+            grid.num_blocks,
+            device,
+            [grid.launch, scalars, sizes],
+        )
+
+    def _prepare(self, rule: Rule, control: Control, found_inf: torch.Tensor | None) -> torch.Tensor:
+        """The rule's scalars for the next step of a counter on the GPU, computed there."""
+        hyper = rule.hyper()
+        assert control.counter is not None
+        assert hyper is not None, f"{rule.kernel} has no step counter on the GPU"
+        device = control.counter.device
+        scalars = torch.empty(_SCALARS_BYTES, dtype=torch.uint8, device=device)
+        lr = _scalar(control.lr, device.index)
+        arguments: list[Argument] = [
+            hyper,
+            ctypes.c_void_p(_pointer(lr)),
+            ctypes.c_void_p(control.counter.data_ptr()),
+            ctypes.c_void_p(_pointer(found_inf)),
+            ctypes.c_void_p(scalars.data_ptr()),
+        ]
+        self._launch(rule.kernel, f"{rule.kernel}_prepare", 1, device.index, arguments, threads=1)
+        return scalars
+
+    def _launch(
+        self,
+        kernel: str,
+        name: str,
+        num_blocks: int,
+        device: int,
+        arguments: Sequence[Argument],
+        threads: int = THREADS,
+    ) -> None:
+        function = cuda_modules.function(_MODULE_OF.get(kernel, kernel), name, device)
+        driver().launch(function, (num_blocks, threads), device, arguments)
+
+
+def _scalar(tensor: torch.Tensor | None, device: int) -> torch.Tensor | None:
+    """As fp32 on the device."""
+    if tensor is None:
+        return None
+    return tensor.to(device=torch.device("cuda", device), dtype=torch.float32, non_blocking=True)
+
+
+def _pointer(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

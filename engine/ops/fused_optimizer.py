@@ -1,0 +1,221 @@
+"""What the fused optimizers share: torch's interface and state dict, one kernel call a group and dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import ClassVar, cast
+
+import torch
+from torch.optim import Optimizer
+
+from dslaunch.engine.ops import backends
+from dslaunch.engine.ops.shard import PARAM_DTYPES, Control, Rule, Shard, batch_of
+from dslaunch.engine.ops.step import reference_step
+
+Group = dict[str, object]
+State = dict[str, torch.Tensor]
+Params = Iterable[torch.Tensor] | Iterable[Group]
+
+# torch wraps these in @_disable_dynamo, which imports torch._dynamo at the first call: over a second.
+_add_param_group = getattr(Optimizer.add_param_group, "__wrapped__", Optimizer.add_param_group)
+_zero_grad = getattr(Optimizer.zero_grad, "__wrapped__", Optimizer.zero_grad)
+_load_state_dict = getattr(Optimizer.load_state_dict, "__wrapped__", Optimizer.load_state_dict)
+_state_dict = getattr(Optimizer.state_dict, "__wrapped__", Optimizer.state_dict)
+
+
+class FusedOptimizer(Optimizer):
+    """An optimizer whose step is one pass over memory.
+
+    States are fp32. Parameters of bf16 and fp16 have an fp32 master beside them, `state[p]["master"]`, and
+    are written with its rounded values. Parameters that are stepped together share their `state[p]["step"]`.
+    With torch.amp.GradScaler, gradients are unscaled and steps with infinite ones left out inside the kernel.
+    """
+
+    state_names: ClassVar[tuple[str, ...]]  # as torch's optimizer of that name calls them
+    counts_steps: ClassVar[bool] = True
+    _step_supports_amp_scaling = True  # GradScaler then sets grad_scale and found_inf during step()
+
+    def __init__(self, params: Params, defaults: Group) -> None:
+        super().__init__(cast("list[dict[str, object]]", params), defaults)
+
+    def rule(self, group: Group, step: int, first: bool) -> Rule:
+        """The rule of step number `step` of parameters of `group`; `first`: their states are new."""
+        raise NotImplementedError
+
+    def new_states(self, group: Group, master: torch.Tensor) -> State:
+        """The states of a parameter before its first step."""
+        return {name: torch.zeros_like(master, dtype=torch.float32) for name in self.states_of(group)}
+
+    def states_of(self, group: Group) -> tuple[str, ...]:
+        """Which of `state_names` parameters of this group have."""
+        return self.state_names
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step of every parameter that has a gradient; what `closure` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        grad_scale = cast("torch.Tensor | None", getattr(self, "grad_scale", None))
+        found_inf = cast("torch.Tensor | None", getattr(self, "found_inf", None))
+        for group in self.param_groups:
+            self._step_group(group, None if grad_scale is None else grad_scale.reciprocal(), found_inf)
+        return loss
+
+    def _step_group(self, group: Group, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
+        params = [p for p in cast("list[torch.Tensor]", group["params"]) if p.grad is not None]
+        if not params:
+            return
+        on_gpu = bool(group.get("capturable"))
+        if found_inf is not None and self.counts_steps and not on_gpu:
+            if found_inf.item():  # the host counts the steps, so it must know
+                return
+            found_inf = None
+        if group.get("maximize"):
+            scale = torch.full((), -1.0, device=params[0].device) if scale is None else -scale
+        for counter, first, members in self._by_clock(group, params):
+            step = 0 if counter is None or on_gpu else int(counter)
+            rule = self.rule(group, step, first)
+            control = Control(scale, found_inf, counter if on_gpu else None, _lr_tensor(group))
+            for shards in self._batches(group, members):
+                _step_shards(rule, shards, control)
+
+    def _by_clock(
+        self, group: Group, params: Sequence[torch.Tensor]
+    ) -> list[tuple[torch.Tensor | None, bool, list[torch.Tensor]]]:
+        """Those that have made the same steps, with their counter; the host's is counted up already."""
+        on_gpu = bool(group.get("capturable"))
+        new = [p for p in params if not self.state[p]]
+        started = torch.zeros((), device=params[0].device if on_gpu else "cpu")
+        for p in new:
+            self._start(group, p, started)
+        if not self.counts_steps:
+            fresh = set(map(id, new))
+            old = [p for p in params if id(p) not in fresh]
+            return [(None, first, some) for first, some in ((False, old), (True, new)) if some]
+        clocks: dict[int, list[torch.Tensor]] = {}
+        for p in params:
+            clocks.setdefault(id(self.state[p]["step"]), []).append(p)
+        if len(params) < len(cast("list[torch.Tensor]", group["params"])):
+            self._part_from_idle(group, clocks)
+        counters = [(self.state[members[0]]["step"], members) for members in clocks.values()]
+        if not on_gpu:
+            for counter, _ in counters:
+                counter += 1
+        return [(counter, False, members) for counter, members in counters]
+
+    def _part_from_idle(self, group: Group, clocks: dict[int, list[torch.Tensor]]) -> None:
+        """Those who step now no longer share a counter with those who do not."""
+        members = set(map(id, chain.from_iterable(clocks.values())))
+        for p in cast("list[torch.Tensor]", group["params"]):
+            step = self.state[p].get("step") if p in self.state and id(p) not in members else None
+            if step is not None and id(step) in clocks:
+                own = step.clone()
+                for member in clocks[id(step)]:
+                    self.state[member]["step"] = own
+
+    def _start(self, group: Group, p: torch.Tensor, counter: torch.Tensor) -> None:
+        state: State = self.state[p]
+        if self.counts_steps:
+            state["step"] = counter
+        master = p
+        if p.dtype in PARAM_DTYPES:
+            master = state["master"] = p.detach().float()
+        state |= self.new_states(group, master)
+
+    def _batches(self, group: Group, params: Sequence[torch.Tensor]) -> Iterable[list[Shard]]:
+        """Shards of one device and the same dtypes."""
+        names = self.states_of(group)
+        batches: dict[object, list[Shard]] = {}
+        for p in params:
+            state: State = self.state[p]
+            grad = p.grad
+            assert grad is not None
+            if grad.is_sparse:
+                raise TypeError(f"{type(self).__name__} expects dense gradients but got a sparse one")
+            low = p.dtype in PARAM_DTYPES
+            shard = Shard(
+                state["master"] if low else p,
+                tuple([state[name] for name in names]),
+                grad,
+                p if low else None,
+            )
+            key = (p.dtype, grad.dtype, p.device)
+            if key in batches:
+                batches[key].append(shard)
+            else:
+                batches[key] = [shard]
+        return batches.values()
+
+    def add_param_group(self, param_group: Group) -> None:
+        """See torch.optim.Optimizer.add_param_group."""
+        _add_param_group(self, param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """See torch.optim.Optimizer.zero_grad."""
+        _zero_grad(self, set_to_none)
+
+    def state_dict(self) -> dict[str, object]:
+        """As torch.optim's of the same name; every parameter's `step` is a tensor of its own there."""
+        packed = cast("dict[str, object]", _state_dict(self))
+        states = cast("dict[int, State]", packed["state"])
+        packed["state"] = {
+            index: {name: value.clone() if name == "step" else value for name, value in state.items()}
+            for index, state in states.items()
+        }
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """From this optimizer's or torch's own state_dict. States stay fp32 also where parameters are not."""
+        _load_state_dict(self, state_dict)
+        saved_groups = cast("list[dict[str, list[int]]]", state_dict["param_groups"])
+        saved = cast("dict[int, dict[str, object]]", state_dict["state"])
+        indices = chain.from_iterable(group["params"] for group in saved_groups)
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        clocks: dict[tuple[int, float, torch.device], torch.Tensor] = {}
+        group_of = {id(p): (i, g) for i, g in enumerate(self.param_groups) for p in g["params"]}
+        for index, p in zip(indices, params, strict=True):
+            if index in saved:
+                number, group = group_of[id(p)]
+                self.state[p] = self._loaded(group, p, saved[index])
+                if (step := self.state[p].get("step")) is not None:
+                    self.state[p]["step"] = clocks.setdefault((number, float(step), step.device), step)
+
+    def _loaded(self, group: Group, p: torch.Tensor, saved: dict[str, object]) -> State:
+        state: State = {}
+        for name in (*self.states_of(group), *(("master",) if p.dtype in PARAM_DTYPES else ())):
+            value = saved.get(name)
+            if isinstance(value, torch.Tensor):
+                state[name] = torch.empty_like(p, dtype=torch.float32).copy_(value)
+            elif name == "master":
+                state[name] = p.detach().float()
+        if self.counts_steps:
+            step = float(cast("torch.Tensor | float", saved["step"]))
+            state["step"] = torch.tensor(step, device=p.device if group.get("capturable") else "cpu")
+        missing = [name for name in self.states_of(group) if name not in state]
+        if missing and not self.counts_steps:
+            return {}  # a momentum buffer that has not started
+        if missing:
+            raise ValueError(
+                f"the state dict of a {type(self).__name__} expects {missing} but has {list(saved)}"
+            )
+        return state
+
+
+def _step_shards(rule: Rule, shards: Sequence[Shard], control: Control) -> None:
+    backend = backends.of(shards[0].master.device)
+    if backend is not None and all(shard.is_plain() for shard in shards):
+        backend.step(rule, batch_of(shards), control)
+        return
+    if control.counter is not None:
+        raise RuntimeError(
+            "capturable=True needs the CUDA kernels\nhint: python -m dslaunch.engine.ops.build"
+        )
+    reference_step(rule, shards, control.grad_scale, control.found_inf)
+
+
+def _lr_tensor(group: Group) -> torch.Tensor | None:
+    lr = group["lr"]
+    return lr if group.get("capturable") and isinstance(lr, torch.Tensor) else None

@@ -1,0 +1,99 @@
+"""What an optimizer step reads and writes, and what a rule for it is. `S` elements of a tensor or shard."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+
+GRAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PARAM_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One tensor, or one flat shard: [S], or of any one shape; all on one device."""
+
+    master: torch.Tensor  # fp32, updated
+    states: tuple[torch.Tensor, ...]  # fp32, updated
+    grad: torch.Tensor  # fp32, bf16 or fp16, read
+    param: torch.Tensor | None  # bf16 or fp16, written with the rounded master; None where there is none
+
+    def is_plain(self) -> bool:
+        """Whether a kernel, which sees pointers and a length, can step it: dense, all laid out alike."""
+        updated = (self.master, *self.states)
+        if any(tensor.dtype != torch.float32 for tensor in updated) or self.grad.dtype not in GRAD_DTYPES:
+            return False
+        if self.param is not None and self.param.dtype not in PARAM_DTYPES:
+            return False
+        others = (*self.states, self.grad, *(() if self.param is None else (self.param,)))
+        strides = self.master.stride()
+        return is_dense(self.master) and all(other.stride() == strides for other in others)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Shards of one device and the same dtypes as kernels take them.
+
+    `words` are those of kernel_arguments.Entry, one entry after another: the pointers to master, the states
+    (0 where there is none), grad and param (0: none), the number of elements, 0.
+    """
+
+    words: Sequence[int]
+    grad_dtype: torch.dtype
+    param_dtype: torch.dtype | None
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What a step is told beside its rule."""
+
+    grad_scale: torch.Tensor | None = None  # fp32 scalar; gradients are multiplied by it; None is 1
+    found_inf: torch.Tensor | None = None  # fp32 scalar; not 0: nothing is changed
+    # For steps in CUDA graphs: fp32 scalars on the device that take the place of the rule's `step` and `lr`.
+    counter: torch.Tensor | None = None  # counts applied steps, and is counted up by this one
+    lr: torch.Tensor | None = None
+
+
+class Rule(Protocol):
+    """One step's rule with its scalars: AdamWStep, LionStep, ..."""
+
+    kernel: ClassVar[str]  # its name in csrc/
+    num_states: ClassVar[int]
+    whole_tensors: ClassVar[
+        bool
+    ]  # elements depend on one another, so that `reference` must see all of a tensor
+
+    def scalars(self) -> ctypes.Structure:
+        """The kernel's scalars, as csrc has them."""
+
+    def hyper(self) -> ctypes.Structure | None:
+        """What the kernel computes its scalars from where steps are counted on the GPU; None if it cannot."""
+        ...
+
+    def reference(self, theta: torch.Tensor, states: tuple[torch.Tensor, ...], g: torch.Tensor) -> None:
+        """The step in plain torch, in place on `theta` and `states`."""
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements are one run of memory in some order."""
+    return tensor.is_contiguous() or (
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def batch_of(shards: Sequence[Shard]) -> Batch:
+    """The plain `shards`, at least one, as a batch."""
+    words: list[int] = []
+    for shard in shards:
+        states = [state.data_ptr() for state in shard.states] + [0] * (2 - len(shard.states))
+        out = 0 if shard.param is None else shard.param.data_ptr()
+        words += (shard.master.data_ptr(), *states, shard.grad.data_ptr(), out, shard.master.numel(), 0)
+    first = shards[0]
+    return Batch(
+        words, first.grad.dtype, None if first.param is None else first.param.dtype, first.master.device
+    )

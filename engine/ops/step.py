@@ -1,0 +1,72 @@
+"""One optimizer step of many shards: by their device's kernels, or in plain torch where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dslaunch.engine.ops import backends
+from dslaunch.engine.ops.shard import Control, Rule, Shard, batch_of
+
+_CPU_CHUNK_NUMEL = 1 << 18  # temporaries stay in cache
+_GPU_CHUNK_NUMEL = 1 << 26  # temporaries stay below 256 MiB
+
+
+def step_(
+    rule: Rule,
+    shards: Sequence[Shard],
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None:
+    """One step in place on all `shards`, which are on one device and of the same dtypes.
+
+    Gradients are multiplied by `grad_scale` (fp32 scalar tensor on that device; None is 1). Where `found_inf`
+    (likewise) is not 0, nothing is changed. On GPUs neither is read by the host.
+    """
+    if not shards:
+        return
+    if (backend := backends.of(shards[0].master.device)) is not None and all(s.is_plain() for s in shards):
+        backend.step(rule, batch_of(shards), Control(grad_scale, found_inf))
+    else:
+        reference_step(rule, shards, grad_scale, found_inf)
+
+
+def reference_step(
+    rule: Rule,
+    shards: Sequence[Shard],
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None:
+    """The same in plain torch, with temporaries of bounded size: every kernel's oracle, and the fallback.
+
+    Here the host does read `found_inf`, and any floating dtype will do.
+    """
+    if found_inf is not None and found_inf.item():
+        return
+    for shard in shards:
+        for part in _parts(rule, shard):
+            g = part.grad.to(part.master.dtype)
+            if grad_scale is not None:
+                g = g * grad_scale
+            rule.reference(part.master, part.states, g)
+            if part.param is not None:
+                part.param.copy_(part.master)
+
+
+def _parts(rule: Rule, shard: Shard) -> list[Shard]:
+    tensors = [shard.master, *shard.states, shard.grad, *([] if shard.param is None else [shard.param])]
+    if rule.whole_tensors or not all(tensor.is_contiguous() for tensor in tensors):
+        return [shard]
+    chunk = _GPU_CHUNK_NUMEL if shard.master.is_cuda else _CPU_CHUNK_NUMEL
+    flat = [torch.split(tensor.view(-1), chunk) for tensor in tensors]
+    num_states = len(shard.states)
+    return [
+        Shard(
+            pieces[0],
+            pieces[1 : 1 + num_states],
+            pieces[1 + num_states],
+            pieces[2 + num_states] if shard.param is not None else None,
+        )
+        for pieces in zip(*flat, strict=True)
+    ]
