@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dslaunch.launcher.environment import is_secret
+from dslaunch.launcher.errors import UsageError
 from dslaunch.launcher.fleet import Fleet
 from dslaunch.launcher.group_fleet import ArgvFleet, GroupFleet, GroupSettings
 from dslaunch.launcher.plan import LaunchPlan, Resolved, host_python
@@ -15,8 +17,30 @@ from dslaunch.launcher.session_fleet import SessionFleet
 from dslaunch.runner_backends.command import Backend, GroupBackend, GroupCommand, NodeCommand
 
 
+def check_backend(resolved: Resolved) -> None:
+    """Raises UsageError where the backend cannot do what is asked of it. Starts nothing on any host."""
+    backend, request = resolved.backend, resolved.request
+    group = _group_backend(resolved)
+    if group is None:
+        return
+    if any(host.python for host in resolved.topology):
+        raise UsageError(
+            f"python= in the hostfile with --launcher {backend}", "use --launcher ssh, or --python"
+        )
+    if group.has_stdin:
+        return
+    if request.stdin_rank is not None:
+        raise UsageError(f"--stdin with --launcher {backend}, which carries no stdin", "use --launcher ssh")
+    secrets = sorted(name for name in resolved.forwarded.variables if is_secret(name))
+    if secrets:
+        raise UsageError(
+            f"everyone would see {', '.join(secrets)} in ps: {backend} carries it in argv",
+            "use --launcher ssh, or do not forward it",
+        )
+
+
 def make_fleet(resolved: Resolved, plan: LaunchPlan) -> Fleet:
-    """Raises UsageError where the backend cannot do what was asked of it."""
+    """For a plan whose backend was checked."""
     request = resolved.request
     group = _group_backend(resolved)
     if group is None:
@@ -97,6 +121,23 @@ def _group_backend(resolved: Resolved) -> GroupBackend | None:
             from dslaunch.runner_backends.pdsh import PdshBackend
 
             return PdshBackend(_ssh_config(resolved), launcher_args=launcher_args)
+        case "slurm":
+            from dslaunch.runner_backends.slurm import SlurmBackend
+
+            return SlurmBackend(launcher_args=launcher_args)
+        case "openmpi":
+            from dslaunch.runner_backends.openmpi import OpenMpiBackend
+
+            return OpenMpiBackend(_ssh_config(resolved), launcher_args=launcher_args)
+        case "mpich" | "impi" | "mvapich" as name:
+            from dslaunch.runner_backends.hydra import ImpiBackend, MpichBackend, MvapichBackend
+
+            kinds: dict[str, type[MpichBackend] | type[ImpiBackend]] = {
+                "mpich": MpichBackend,
+                "impi": ImpiBackend,
+                "mvapich": MvapichBackend,
+            }
+            return kinds[name](_ssh_config(resolved), launcher_args=launcher_args)
         case _:
             return None
 

@@ -15,7 +15,7 @@ from dslaunch.runner_backends.command import Group, GroupBackend, GroupCommand, 
 from dslaunch.runner_backends.errors import BackendError
 
 _KILL = (
-    "import os,sys;p={}.get(int(sys.argv[1]));"
+    "import os,sys;w=sys.argv[1];p={}.get(int(os.environ[w[4:]] if w[:4]=='env:' else w));"
     'p and b"dslaunch-agent" in open("/proc/%d/cmdline"%p,"rb").read() and os.kill(p,{})'
 )
 """Signals the agent of each host, if that pid is still an agent's."""
@@ -86,7 +86,12 @@ class GroupFleet:
         except (wire.WireError, NoAgentError) as error:
             group.kill()
             return no_agent(link.node_rank, error)
+        if group.reason(link.node_rank) and not link.said_goodbye:
+            link.post(AgentClosed(link.node_rank, group.reason(link.node_rank), self._hint(link)))
         return None
+
+    def _hint(self, link: AgentLink) -> str:
+        return "" if link.is_ready else f"try {self._backend.name} to it by hand, or --launcher ssh"
 
     def _end(self, link: AgentLink, end: SessionEnd) -> AgentClosed:
         return link.closed(end, self._settings.python[-1], self._settings.lease_s)

@@ -15,7 +15,7 @@ from dslaunch.launcher.console import Console
 from dslaunch.launcher.console_filter import shown_ranks
 from dslaunch.launcher.display import Display, Words
 from dslaunch.launcher.errors import EXIT_LAUNCH_FAILED, LaunchError
-from dslaunch.launcher.fleets import make_fleet
+from dslaunch.launcher.fleets import check_backend, make_fleet
 from dslaunch.launcher.machine import Machine
 from dslaunch.launcher.master import assumed_master
 from dslaunch.launcher.pid_file import pid_file
@@ -44,6 +44,7 @@ def launch(request: LaunchRequest, started_at: float) -> int:
     job_id = "dry-run" if request.dry_run else os.urandom(8).hex()
     plan = make_plan(resolved, assumed_master(resolved), job_id)
     shown_ranks(request.console, plan)
+    check_backend(resolved)
     match request.dry_run:
         case DryRun.JSON:
             print(dry_run.plan_as_json(resolved, plan))

@@ -14,7 +14,6 @@ from dslaunch.launcher.environment import (
     ENV_FILE_NAME,
     EnvFile,
     forward,
-    is_secret,
     parse_env_file,
     parse_settings,
 )
@@ -25,10 +24,6 @@ from dslaunch.launcher.plan import Resolved
 from dslaunch.launcher.request import Launcher, LaunchRequest, RunMode
 
 JOB_KEY = "DSLAUNCH_JOB_KEY"
-_NO_STDIN = ("pdsh",)
-"""Backends whose agents get everything in argv, for all to see in `ps`."""
-_ONE_PYTHON = ("pdsh", "slurm", "openmpi", "mpich", "impi", "mvapich")
-"""Backends that start the same command on every host."""
 
 
 def resolve(request: LaunchRequest, machine: Machine) -> Resolved:
@@ -219,23 +214,3 @@ def _check(resolved: Resolved, machine: Machine) -> None:
         raise UsageError(
             f"--launcher_args {request.launcher_args!r}: {error}", "balance the quotes"
         ) from error
-    _check_backend(resolved)
-
-
-def _check_backend(resolved: Resolved) -> None:
-    backend = resolved.backend
-    if backend in _ONE_PYTHON and any(host.python for host in resolved.topology):
-        raise UsageError(
-            f"python= in the hostfile with --launcher {backend}", "use --launcher ssh, or --python"
-        )
-    if backend in _NO_STDIN:
-        if resolved.request.stdin_rank is not None:
-            raise UsageError(
-                f"--stdin with --launcher {backend}, which carries no stdin", "use --launcher ssh"
-            )
-        secrets = [name for name in resolved.forwarded.variables if is_secret(name)]
-        if secrets:
-            raise UsageError(
-                f"everyone would see {', '.join(sorted(secrets))} in ps: {backend} carries it in argv",
-                "use --launcher ssh, or do not forward it",
-            )

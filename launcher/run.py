@@ -130,22 +130,20 @@ class Run:
         match what:
             case FromAgent(node_rank, wire.Ready() as ready):
                 self._ready[node_rank] = ready
-                self._ask_the_time(node_rank)
-            case FromAgent(node_rank, wire.Reached() as reached):
+            case FromAgent(node_rank, wire.Reached() as reached) if node_rank != 0:
                 self._reached[node_rank] = reached
                 if len(self._reached) == len(self._plan.launched) - 1:
                     self._all_probed.set()
             case _:
                 pass
 
-    def _ask_the_time(self, node_rank: int) -> None:
-        """A first heartbeat or three: before ranks run, the way is quiet."""
-        if self._fleet.can_probe:
-            for _ in range(_NUM_FIRST_BEATS):
-                self._fleet.tell(node_rank, wire.encode(wire.Heartbeat(time.time_ns(), 0)))
-
     async def _begin(self) -> None:
-        """Settle where the ranks meet, and give every agent its plan."""
+        """Settle where the ranks meet, and give every agent its plan.
+
+        The first heartbeats compare clocks best: the way is quiet before ranks run.
+        """
+        for _ in range(_NUM_FIRST_BEATS):
+            self._fleet.send(wire.Heartbeat(time.time_ns(), 0))
         try:
             meeting = settle(self._resolved, self._ready, await self._probe())
         except MasterError as error:
@@ -166,9 +164,7 @@ class Run:
         is_told = self._resolved.own_node is not None or self._resolved.request.master_addr is not None
         if is_told or not others or not self._fleet.can_probe:
             return {}
-        question = wire.encode(wire.Probe(self._ready[0].addresses, self._ready[0].probe_port))
-        for node_rank in others:
-            self._fleet.tell(node_rank, question)
+        self._fleet.send(wire.Probe(self._ready[0].addresses, self._ready[0].probe_port))
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._all_probed.wait(), _PROBE_S)
         return {i: self._reached.get(i, wire.Reached((), ())) for i in others}

@@ -18,6 +18,10 @@ _PIECE_CHARS = 2_500
 """Characters of free text in one frame: JSON spends twelve bytes on the worst of them."""
 
 
+_TOOL_WORDS = (("<", "\\u003c"), ("XXRETCODE", "XX\\u0052ETCODE"))
+"""What the labels of mpirun and the end mark of pdsh are made of: they must not come from a rank's output."""
+
+
 class WireError(Exception):
     """Bytes that are no frame. Says what was wrong, with the start of the line."""
 
@@ -173,6 +177,8 @@ _FIELD_TYPES: dict[str, tuple[type, ...]] = {
 def encode(message: Message) -> bytes:
     """One frame with its newline."""
     line = json.dumps({"t": type(message).__name__.lower(), **asdict(message)}, separators=(",", ":"))
+    for word, escaped in _TOOL_WORDS:
+        line = line.replace(word, escaped)
     return line.encode("ascii") + b"\n"
 
 

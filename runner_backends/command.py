@@ -83,6 +83,9 @@ class Group(Protocol):
     def output(self, index: int) -> AsyncIterator[bytes]:
         """Whole lines of stdout of the process on `hosts[index]`, as they come, until the tool ends."""
 
+    def reason(self, index: int) -> str:
+        """The tool's own words about the process on `hosts[index]`; "" where it said nothing."""
+
     def write(self, data: bytes) -> None:
         """Queue bytes for every process's stdin. Only where the backend `has_stdin`; never blocks."""
 

@@ -7,9 +7,10 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 
 from dslaunch.hostfile import Host
-from dslaunch.runner_backends.child import Child, Children
+from dslaunch.runner_backends.child import STDERR, Child, Children
 from dslaunch.runner_backends.command import GroupCommand, SessionEnd
 from dslaunch.runner_backends.demultiplex import Demultiplexer, Sorted
 from dslaunch.runner_backends.errors import BackendError
@@ -39,7 +40,34 @@ def refuse_logins(backend: str, hosts: tuple[Host, ...]) -> None:
             raise BackendError(backend, f"takes no {what}, but {host.name} has one", hint)
 
 
-class _DeafTool(Child):
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """What a tool says of the process on `hosts[index]`; `is_over` where that process is gone with it."""
+
+    index: int
+    words: str
+    is_over: bool
+
+
+class _Tool(Child):
+    """A tool whose complaints are read as they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.find_complaint: Callable[[bytes], Complaint | None] = lambda line: None
+        self.complain: Callable[[Complaint], None] = lambda complaint: None
+        self._stderr_rest = b""
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        super().pipe_data_received(fd, data)
+        if fd == STDERR:
+            *lines, self._stderr_rest = (self._stderr_rest + data).split(b"\n")
+            for complaint in map(self.find_complaint, lines):
+                if complaint is not None:
+                    self.complain(complaint)
+
+
+class _DeafTool(_Tool):
     """A tool that does not pass EOF on. Its end is what tells every process to end."""
 
     def close_stdin(self) -> None:
@@ -59,6 +87,7 @@ class ToolGroup:
         self._outputs = [OutputBuffer(self._pause, self._resume) for _ in range(num_hosts)]
         self._own = Tail()
         self._exit_codes: dict[int, int] = {}
+        self._reasons: dict[int, str] = {}
         self._pump = asyncio.create_task(self._sort_output())
 
     def output(self, index: int) -> AsyncIterator[bytes]:
@@ -86,6 +115,16 @@ class ToolGroup:
         all_told = len(self._exit_codes) == len(self._outputs)
         returncode = max(self._exit_codes.values()) if all_told else end.returncode
         return SessionEnd(returncode, (own + end.stderr)[-TAIL_BYTES:])
+
+    def reason(self, index: int) -> str:
+        """The tool's last words about the process on `hosts[index]`; "" where it said nothing."""
+        return self._reasons.get(index, "")
+
+    def take(self, complaint: Complaint) -> None:
+        """The first words tell why, those that follow only that it is over."""
+        self._reasons.setdefault(complaint.index, complaint.words)
+        if complaint.is_over:
+            self._outputs[complaint.index].end()
 
     def when_over(self, act: Callable[[ToolGroup], None]) -> None:
         """Have `act` called once all output is told apart."""
@@ -165,14 +204,19 @@ class ToolBackend(ABC):
     def check(self, command: GroupCommand) -> None:
         """Raises BackendError for a command that the tool is known not to carry as it is meant."""
 
+    def complaints(self, command: GroupCommand) -> Callable[[bytes], Complaint | None]:
+        """What finds in a line of the tool's stderr what it says of one process."""
+        return lambda line: None
+
     async def start(self, command: GroupCommand) -> ToolGroup:
         """Run the tool. Raises BackendError where it is missing or refuses the command."""
         self.check(command)
         argv = self.tool_argv(command)
         find_tool(argv[0])
-        kind, argv_here = (Child, argv) if self.passes_eof else (_DeafTool, bound_to_us(argv))
+        kind, argv_here = (_Tool, argv) if self.passes_eof else (_DeafTool, bound_to_us(argv))
         child = await self._children.start(kind, argv_here, argv[0], self.tool_environment(command))
         group = ToolGroup(child, self.demultiplexer(command), len(command.hosts))
+        child.find_complaint, child.complain = self.complaints(command), group.take
         self._groups.add(group)
         group.when_over(self._groups.discard)
         if command.stdin:

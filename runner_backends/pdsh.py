@@ -13,16 +13,17 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dslaunch.hostfile import Host
 from dslaunch.runner_backends.command import GroupCommand
 from dslaunch.runner_backends.demultiplex import LabelledLines
 from dslaunch.runner_backends.errors import BackendError
-from dslaunch.runner_backends.group import ToolBackend
+from dslaunch.runner_backends.group import Complaint, ToolBackend
 from dslaunch.runner_backends.shell_line import check_line, shell_line
 
+_GIVEN_UP = re.compile(rb"pdsh@[^:]*: (\S+?): (\S+ exited with exit code \d+|.*killed by signal.*)")
 _LABEL = re.compile(rb"(\S+?): ")
 _SSH_OPTIONS = "-o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3"
 
@@ -73,13 +74,31 @@ class PdshBackend(ToolBackend):
 
     def demultiplexer(self, command: GroupCommand) -> LabelledLines:
         """`host: `; pdsh leaves out the domain where all hosts share one."""
+        return LabelledLines(_LABEL, self._indices(command))
+
+    def _indices(self, command: GroupCommand) -> dict[bytes, int]:
+        """Places by label, which is short where all hosts share a domain."""
         names = [host.name.encode() for host in command.hosts]
         indices = {name: index for index, name in enumerate(names)}
         short = Counter(_short(name) for name in names)
         for index, name in enumerate(names):
             if short[_short(name)] == 1:
                 indices.setdefault(_short(name), index)
-        return LabelledLines(_LABEL, indices)
+        return indices
+
+    def complaints(self, command: GroupCommand) -> Callable[[bytes], Complaint | None]:
+        """`host: ssh: why`, then `pdsh@here: host: ssh exited with exit code 255`."""
+        indices = self._indices(command)
+
+        def find(line: bytes) -> Complaint | None:
+            over = _GIVEN_UP.fullmatch(line)
+            match = over or _LABEL.match(line)
+            if match is None or match[1] not in indices:
+                return None
+            words = (over[2] if over else line[match.end() :]).decode("utf-8", "replace")
+            return Complaint(indices[match[1]], words, is_over=over is not None)
+
+        return find
 
     def check(self, command: GroupCommand) -> None:
         """Raises BackendError where hosts, ports or ssh_config are such as pdsh cannot express."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 
 from dslaunch.launcher.wire import Decoder, Dropped, Message, encode, encode_output
@@ -28,6 +29,12 @@ class Link:
         self._backlog: list[bytes] = []
         self._backlog_bytes = 0
         self._dropped: dict[int, int] = {}
+
+    @property
+    def has_way_down(self) -> bool:
+        """Whether stdin can tell anything: /dev/null, which some tools give, is always at its end."""
+        status = os.fstat(self.read_fd)
+        return not (stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == 1)
 
     @property
     def has_backlog(self) -> bool:

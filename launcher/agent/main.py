@@ -74,7 +74,8 @@ class Agent:
         self._beat_at = time.monotonic() + HEARTBEAT_S
         self._launcher_lost = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(link.read_fd, selectors.EVENT_READ, self._receive)
+        if link.has_way_down:
+            self._selector.register(link.read_fd, selectors.EVENT_READ, self._receive)
         self._probed = facts.ProbeServer()
         self._selector.register(self._probed.fd, selectors.EVENT_READ, self._probed.answer)
         self._watch_signals()
