@@ -15,6 +15,8 @@ from typing import NamedTuple, cast
 import torch
 import torch.distributed as dist
 
+from dslaunch.engine.comms_log import logged
+
 _Collective = Callable[..., "dist.Work | None"]
 
 
@@ -40,6 +42,7 @@ class Pending(NamedTuple):
             self.divide.div_(self.num_ranks)
 
 
+@logged("all_reduce")
 def all_reduce_mean(bucket: torch.Tensor) -> Pending:
     """Start averaging `bucket` [P] over all ranks, in place."""
     averages = _averages(bucket)
@@ -48,6 +51,7 @@ def all_reduce_mean(bucket: torch.Tensor) -> Pending:
     return Pending(work, None if averages else bucket, dist.get_world_size())
 
 
+@logged("reduce_scatter")
 def reduce_scatter_mean(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
     """Start averaging `bucket` [P] into `shard` [S], this rank's part of it; the rest is undefined."""
     averages = _averages(bucket)
@@ -64,6 +68,7 @@ def reduce_scatter_mean(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
     return Pending(work, None if averages else shard, dist.get_world_size())
 
 
+@logged("all_gather")
 def all_gather(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
     """Start filling `bucket` [P] from every rank's `shard` [S], which is its own part of it."""
     work = _all_gather(bucket, shard, async_op=True)
@@ -71,11 +76,13 @@ def all_gather(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
     return Pending(work, None, dist.get_world_size())
 
 
+@logged("all_reduce")
 def all_reduce_sum(value: torch.Tensor) -> None:
     """Sum a small tensor over all ranks, in place."""
     dist.all_reduce(value)
 
 
+@logged("broadcast")
 def broadcast(tensor: torch.Tensor) -> None:
     """Give every rank rank 0's `tensor`, in place."""
     dist.broadcast(tensor, src=0)

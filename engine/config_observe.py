@@ -50,7 +50,7 @@ class TensorboardConfig:
     """`tensorboard`: events for TensorBoard, if it is installed."""
 
     enabled: bool = setting(False, "write events for TensorBoard (rank 0)")
-    output_path: str = setting("", "the directory; empty: `./runs`")
+    output_path: str = setting("", "the directory; empty: where the script was started")
     job_name: str = setting("DeepSpeedJobName", "the directory below it")
 
 
@@ -59,7 +59,7 @@ class CsvMonitorConfig:
     """`csv_monitor`: one file per event name."""
 
     enabled: bool = setting(False, "append events to csv files, one for every name (rank 0)")
-    output_path: str = setting("", "the directory; empty: `./csv_monitor`")
+    output_path: str = setting("", "the directory; empty: where the script was started")
     job_name: str = setting("DeepSpeedJobName", "the directory below it")
 
 

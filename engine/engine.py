@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from dslaunch.engine import log
+from dslaunch.engine.autocast import forward_precision
 from dslaunch.engine.batch import BatchSizes
 from dslaunch.engine.checkpoint_load import CustomLoad, LoadRequest, load
 from dslaunch.engine.checkpoint_save import SaveRequest, save
@@ -20,6 +22,7 @@ from dslaunch.engine.errors import CheckpointError, EngineError
 from dslaunch.engine.lr_schedules import LrScheduler
 from dslaunch.engine.optimizer import ShardedAdamW
 from dslaunch.engine.ranks import Ranks
+from dslaunch.engine.watch import Progress, Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,9 @@ class Engine(torch.nn.Module):
         self._boundary: bool | None = None  # what the script has set, None: the engine counts
         self._applied = False
         self._syncing = True
+        self.watch = Watch(parts.config, parts.module, parts.ranks.world, parts.device)
+        self.monitor = self.watch.monitors
+        weakref.finalize(self, self.watch.close)
         self._arm()
 
     def __getattr__(self, name: str) -> Any:
@@ -75,7 +81,8 @@ class Engine(torch.nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The module's own forward."""
-        return self.module(*inputs, **named)
+        with self.watch.phase("forward"), forward_precision(self.config.autocast, self.device):
+            return self.module(*inputs, **named)
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -98,7 +105,9 @@ class Engine(torch.nn.Module):
         accumulation = self.batch_sizes.accumulation
         if scale_wrt_gas and accumulation > 1:
             loss = loss / accumulation
-        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        with self.watch.phase("backward"):
+            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        self.watch.loss(loss)
         return loss
 
     def step(self) -> None:
@@ -110,7 +119,8 @@ class Engine(torch.nn.Module):
         if not self._syncing:
             raise EngineError("step() inside no_sync()", "leave the no_sync block first")
         if self.is_gradient_accumulation_boundary():
-            optimizer.step()
+            with self.watch.phase("step"):
+                optimizer.step()
             self._applied = not optimizer.overflow
             self.global_steps += 1
             self.global_samples += self.batch_sizes.train
@@ -122,7 +132,7 @@ class Engine(torch.nn.Module):
                 )
             elif self.lr_scheduler is not None:
                 self.lr_scheduler.step()
-            self._report()
+            self.watch.finished(self._progress(), self.batch_sizes)
         else:
             self._applied = False
         self.micro_steps += 1
@@ -275,14 +285,17 @@ class Engine(torch.nn.Module):
         if self.optimizer is not None:
             self.optimizer.reducer.armed = self._syncing and self.is_gradient_accumulation_boundary()
 
-    def _report(self) -> None:
-        every = self.config.steps_per_print
-        if every is not None and self.global_steps % every == 0:
-            log.say(
-                self.global_rank,
-                f"step={self.global_steps}, skipped={self.skipped_steps}, "
-                f"lr={self.get_lr()}, mom={self.get_mom()}",
-            )
+    def _progress(self) -> Progress:
+        loader = self.training_dataloader
+        return Progress(
+            self.global_steps,
+            self.global_samples,
+            self.skipped_steps,
+            self.micro_steps + 1,
+            self.get_lr(),
+            self.get_mom(),
+            0 if loader is None else max(loader.epoch - 1, 0),
+        )
 
 
 def _describe(loss: object) -> str:

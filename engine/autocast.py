@@ -1,0 +1,16 @@
+"""`torch_autocast`: what the model's forward runs in."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from dslaunch.engine.config_values import AutocastConfig
+
+_OFF: AbstractContextManager[object] = nullcontext()
+
+
+def forward_precision(config: AutocastConfig, device: torch.device) -> AbstractContextManager[object]:
+    """torch.autocast to bf16 on `device` where the config asks for it."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if config.enabled else _OFF
