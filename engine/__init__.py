@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dslaunch.engine import checkpointing as checkpointing
     from dslaunch.engine.distributed import init_distributed
     from dslaunch.engine.engine import Engine
     from dslaunch.engine.errors import CheckpointError, ConfigError, EngineError
@@ -38,9 +39,12 @@ _HOMES = {
     "add_tuning_arguments": "lr_arguments",
     "init_distributed": "distributed",
 }
+_MODULES = ("checkpointing",)
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

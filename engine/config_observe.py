@@ -78,4 +78,4 @@ class ActivationCheckpointingConfig:
     """`activation_checkpointing`: how `dslaunch.engine.checkpointing.checkpoint` stores its inputs."""
 
     cpu_checkpointing: bool = setting(False, "keep the checkpoints' inputs in host memory until backward")
-    profile: bool = setting(False, "say how long every checkpointed forward and backward takes")
+    profile: bool = setting(False, "say how long every checkpointed function takes, the first time and again")

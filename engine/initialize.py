@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dslaunch.engine import collectives, log
+from dslaunch.engine import checkpointing, collectives, log
 from dslaunch.engine.batch import World, resolve_batch
 from dslaunch.engine.buckets import Bucket, Sharding, build_buckets
 from dslaunch.engine.config import EngineConfig, load_config
+from dslaunch.engine.config_observe import ActivationCheckpointingConfig
 from dslaunch.engine.config_source import ConfigInput, choose_source
 from dslaunch.engine.dataloader import TrainingDataLoader
 from dslaunch.engine.distributed import current_world, init_distributed, use_device
@@ -85,6 +86,8 @@ def initialize(
     _synchronize(model, [] if wrapped is None else wrapped.buckets, world)
     if wrapped is not None:
         wrapped.refresh_masters()
+    if settings.activation_checkpointing != ActivationCheckpointingConfig():
+        checkpointing.adopt(settings.activation_checkpointing)
     engine = Engine(
         EngineParts(
             module=model,

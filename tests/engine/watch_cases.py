@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 from engine_cases import engine_of, logged, micro_step
 
-from dslaunch.engine import comms_log
+import dslaunch.engine as deepspeed
+from dslaunch.engine import checkpointing, comms_log
+from dslaunch.engine.config_observe import ActivationCheckpointingConfig
 
 
 def times_are_said() -> None:
@@ -148,7 +150,9 @@ def flops_are_profiled(directory: str) -> None:
 
 def everything_is_dumped() -> None:
     with logged() as lines:
-        engine_of(dump_state=True)
+        engine_of(dump_state=True, activation_checkpointing={"profile": True})
+    assert deepspeed.checkpointing.is_configured()
+    checkpointing.adopt(ActivationCheckpointingConfig())
     if dist.get_rank() == 0:
         text = "\n".join(line.removeprefix("[Rank 0] ") for line in lines)
         assert '"reduce_bucket_size": 64' in text
