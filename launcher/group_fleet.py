@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,10 +17,12 @@ from dslaunch.runner_backends.errors import BackendError
 
 _KILL = (
     "import os,sys;w=sys.argv[1];p={}.get(int(os.environ[w[4:]] if w[:4]=='env:' else w));"
-    'p and b"dslaunch-agent" in open("/proc/%d/cmdline"%p,"rb").read() and os.kill(p,{})'
+    'c="/proc/%s/cmdline"%p;'
+    'p and os.path.exists(c) and b"dslaunch-agent" in open(c,"rb").read() and os.kill(p,{})'
 )
 """Signals the agent of each host, if that pid is still an agent's."""
 _SIGNAL_S = 5.0
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +202,25 @@ class ArgvFleet(GroupFleet):
 
     async def _run_kill(self, number: int) -> None:
         """An agent takes a signal as its ranks': a notice is passed on, any other ends them with grace."""
+        await self._all_have_started()
         pids = {link.node_rank: link.pid for link in self._links if link.pid and not link.said_goodbye}
         argv = (*self._settings.python, "-ISc", _KILL.format(pids, number), self._backend.index_word)
         hosts = self._settings.render("").hosts
         group = await self._backend.start(GroupCommand(hosts, argv, b""))
-        await group.wait()
+        try:
+            end = await asyncio.wait_for(group.wait(), _SIGNAL_S)
+        except asyncio.TimeoutError:
+            group.kill()
+            self._end_tool()
+            return
+        if end.returncode != 0:
+            self._end_tool()  # some agent may not have got it, but this reaches all
+
+    async def _all_have_started(self) -> None:
+        """A rank may fail before another host's agent has said its pid."""
+        deadline = time.monotonic() + _SIGNAL_S
+        while any(link.pid == 0 for link in self._links) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
 
     async def close(self) -> None:
         if self._signals:

@@ -83,7 +83,8 @@ class Agent:
     def run(self, port: int, plans: str) -> None:
         """Until every rank and everything they started is gone. `plans`, if any, came with the command."""
         become_subreaper()
-        self._up(facts.gather(port, self._probed.port))
+        self._facts = facts.gather(port, self._probed.port)
+        self._up(self._facts)
         if plans:
             self._start(plan_from_json(plans, self._index))
         while not self._done:
@@ -154,6 +155,8 @@ class Agent:
 
     def _obey(self, message: Message) -> None:
         match message:
+            case Probe(addresses, port) if (addresses, port) == (self._facts.addresses, self._probed.port):
+                pass  # sent to all alike: node 0 answers the others, and need not ask
             case Probe(addresses, port) if self._state is State.WAITING:
                 self._up(facts.probe(addresses, port))
             case PlanPiece(text, last) if self._state is State.WAITING:

@@ -31,7 +31,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 def _dslaunchctl(context: click.Context) -> None:
     """The companions of dslaunch. Every option may be spelled with - or _."""
     if context.invoked_subcommand is None:
-        raise UsageError("no command", "dslaunchctl report, hosts or exec; see dslaunchctl --help")
+        raise UsageError("no command", "dslaunchctl report, hosts, exec or config; see dslaunchctl --help")
 
 
 @_dslaunchctl.command()
@@ -78,6 +78,22 @@ def execute(no_fold: bool, argv: tuple[str, ...], **flags: object) -> int:
     from dslaunch.launcher.resolve import resolve
 
     return execute_on_hosts(resolve(host_request(flags), Machine.here()), argv, fold=not no_fold)
+
+
+@_dslaunchctl.command()
+@click.argument("file", metavar="DS_CONFIG")
+@click.option("--world_size", metavar="N", help="Data-parallel ranks; checks the batch sizes.")
+@click.option("--params", metavar="P", help="Parameters of the model, as 7e9 or 7B; tells memory per rank.")
+@click.option("--auto", is_flag=True, help='Values "auto" are no errors: a framework fills them in.')
+@_JSON
+def config(file: str, world_size: str | None, params: str | None, auto: bool, as_json: bool) -> int:
+    """Tell what is wrong with a ds_config.json, what has no effect, and what it takes per rank.
+
+    Nothing is started. The exit code is 2 if training would refuse it, or if a key is unknown.
+    """
+    from dslaunch.launcher.ctl.config import lint_config
+
+    return lint_config(file, world_size, params, auto=auto, as_json=as_json)
 
 
 def main() -> int:

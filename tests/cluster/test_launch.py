@@ -4,94 +4,16 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from launch_site import NASTY, PAYLOAD, Site, wait_until_up
 from netcluster import Cluster
 
 from dslaunch.runner_backends.embedded import running_hosts
-
-ROOT = Path(__file__).parents[2]
-PAYLOAD = str(ROOT / "tests/launcher/payload.py")
-MARK = "NCCL_TEST_JOB"
-NASTY = [
-    "",
-    "a b",
-    "it's",
-    '"',
-    "$HOME",
-    "`id`",
-    "a;b",
-    "*",
-    "\n",
-    '{"a": 1}',
-    "%h",
-    "--",
-    "--help",
-    "\udcff",
-]
-
-
-@dataclass(frozen=True)
-class Site:
-    """Two hosts with two slots each, and the command that launches on them."""
-
-    hostfile: Path
-    ssh_config: Path
-    folder: Path
-    job: str
-    launcher: str
-
-    def start(self, *argv: str, flags: Sequence[str] = ()) -> "subprocess.Popen[str]":
-        env = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}
-        env |= {"HOME": str(self.folder), "PYTHONPATH": str(ROOT / "src"), MARK: self.job}
-        command = [
-            *(sys.executable, "-c", "import sys; from dslaunch.launcher.cli import main; sys.exit(main())"),
-            *("--hostfile", str(self.hostfile), "--ssh_config", str(self.ssh_config)),
-            *("--launcher", self.launcher, *flags),
-            *argv,
-        ]
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="surrogateescape",
-            start_new_session=True,
-        )
-
-    def run(self, *argv: str, flags: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
-        with self.start(*argv, flags=flags) as process:
-            out, err = process.communicate(timeout=120)
-        return subprocess.CompletedProcess(argv, process.returncode, out, err)
-
-    def processes(self) -> list[int]:
-        """Pids of what lives of this job, on every host."""
-        mark = f"{MARK}={self.job}".encode()
-        found = []
-        for name in os.listdir("/proc"):
-            try:
-                if name.isdigit() and mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                    found.append(int(name))
-            except OSError:
-                continue
-        return found
-
-    def gone_within(self, timeout_s: float) -> list[int]:
-        """What is left after the time, or as soon as nothing is."""
-        deadline = time.monotonic() + timeout_s
-        while (left := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return left
-
 
 LAUNCHERS = ("ssh", "openssh", "pdsh")
 
@@ -118,16 +40,6 @@ def netns_site(request: pytest.FixtureRequest, cluster: Cluster, tmp_path: Path)
 def _need(launcher: str) -> None:
     if launcher == "pdsh" and shutil.which("pdsh") is None:
         pytest.skip("pdsh is not installed")
-
-
-def wait_until_up(process: "subprocess.Popen[str]", num_ranks: int = 4) -> None:
-    assert process.stdout is not None
-    num_up = 0
-    for line in process.stdout:
-        num_up += line.rstrip().endswith("] up")
-        if num_up == num_ranks:
-            return
-    raise AssertionError(f"ended with {num_up} ranks up: {process.stderr and process.stderr.read()}")
 
 
 def test_ranks_arguments_and_values_over_ssh(site: Site) -> None:
