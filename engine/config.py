@@ -6,7 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dslaunch.engine.config_deprecated import modernised
 from dslaunch.engine.config_keys import TOP
@@ -27,7 +27,7 @@ from dslaunch.engine.config_precision import (
     compute_dtype,
     grad_accum_dtype,
 )
-from dslaunch.engine.config_read import Reading, as_mapping, read
+from dslaunch.engine.config_read import Reading, Remark, as_mapping, read, without_effect
 from dslaunch.engine.config_scheduler import scheduler_spec
 from dslaunch.engine.config_source import ConfigInput, load_source
 from dslaunch.engine.config_values import (
@@ -79,6 +79,8 @@ class Survey:
     config: EngineConfig
     errors: tuple[ConfigError, ...]
     unknown: tuple[str, ...]  # paths that look like nothing known
+    remarks: tuple[Remark, ...]  # keys without effect
+    said: tuple[str, ...]  # lines about the text, old spellings and "auto"
 
 
 def load_config(source: ConfigInput) -> EngineConfig:
@@ -116,11 +118,23 @@ def survey(raw: Mapping[str, object], notes: tuple[str, ...] = ()) -> Survey:
     if early is not None:
         reading.errors.insert(0, early)
     reading.attempt(lambda: check_precision(reading), None)
-    config = _assemble(reading, (*notes, *old))
-    return Survey(config, tuple(reading.errors), tuple(reading.unknown))
+    config = _assemble(reading)
+    said, remarks = (*notes, *old, *reading.left_auto()), reading.remarks()
+    config = replace(
+        config,
+        notes=(*said, *without_effect(remarks, warn=False)),
+        warnings=(*without_effect(remarks, warn=True), *_unknown(reading.unknown)),
+    )
+    return Survey(config, tuple(reading.errors), tuple(reading.unknown), remarks, said)
 
 
-def _assemble(reading: Reading, notes: tuple[str, ...]) -> EngineConfig:
+def _unknown(paths: list[str]) -> tuple[str, ...]:
+    if not paths:
+        return ()
+    return (f"unknown keys, ignored: {', '.join(paths)} ({STRICT_VARIABLE}=1 makes them errors)",)
+
+
+def _assemble(reading: Reading) -> EngineConfig:
     dtype = compute_dtype(reading)
     accumulation: DtypeName = reading.attempt(lambda: grad_accum_dtype(reading, dtype), dtype)
     reading.attempt(lambda: check_communication(reading, accumulation), None)
@@ -154,8 +168,6 @@ def _assemble(reading: Reading, notes: tuple[str, ...]) -> EngineConfig:
         csv_monitor=reading.record(CsvMonitorConfig, "csv_monitor."),
         wandb=reading.record(WandbConfig, "wandb."),
         activation_checkpointing=reading.record(ActivationCheckpointingConfig, "activation_checkpointing."),
-        notes=(*notes, *reading.notes()),
-        warnings=reading.warnings(),
     )
 
 

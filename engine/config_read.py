@@ -37,6 +37,15 @@ _KIND_NAMES: Mapping[Kind, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Keys that are accepted without effect, and why; `warn` where that will surprise."""
+
+    paths: tuple[str, ...]
+    why: str
+    warn: bool
+
+
 @dataclass(slots=True)
 class Reading:
     """What a walk found: honoured values by full path, errors, and what is to be said."""
@@ -69,26 +78,25 @@ class Reading:
             self.errors.append(error)
             return otherwise
 
-    def notes(self) -> tuple[str, ...]:
-        """One line for each reason, naming the keys it is true of."""
-        lines = _no_effect_lines(self.no_effect)
-        if self.defaulted:
-            lines.append(f'{", ".join(self.defaulted)}: "auto" was left in, the default holds')
-        return tuple(lines)
+    def remarks(self) -> tuple[Remark, ...]:
+        """One for each reason."""
+        both = ((self.no_effect, False), (self.alarming, True))
+        return tuple(
+            Remark(tuple(paths), why, warn) for reasons, warn in both for why, paths in reasons.items()
+        )
 
-    def warnings(self) -> tuple[str, ...]:
-        """Likewise for what is alarming; all unknown keys are one line."""
-        lines = _no_effect_lines(self.alarming)
-        if self.unknown:
-            lines.append(
-                f"unknown keys, ignored: {', '.join(self.unknown)} "
-                "(DSLAUNCH_STRICT_CONFIG=1 makes them errors)"
-            )
-        return tuple(lines)
+    def left_auto(self) -> tuple[str, ...]:
+        """A line about the keys whose "auto" nobody has filled in, if there are any."""
+        if not self.defaulted:
+            return ()
+        return (f'{", ".join(self.defaulted)}: "auto" was left in, the default holds',)
 
 
-def _no_effect_lines(reasons: Mapping[str, list[str]]) -> list[str]:
-    return [f"{', '.join(paths)}: no effect, {why}" for why, paths in reasons.items()]
+def without_effect(remarks: tuple[Remark, ...], warn: bool) -> tuple[str, ...]:
+    """The lines about what is accepted without effect: those to be warned of, or the others."""
+    return tuple(
+        f"{', '.join(remark.paths)}: no effect, {remark.why}" for remark in remarks if remark.warn == warn
+    )
 
 
 def read(raw: Mapping[str, object], keys: Mapping[str, Answer]) -> Reading:

@@ -281,13 +281,13 @@ def test_no_effect_is_said_once_for_each_reason() -> None:
         }
     )
     assert config.notes == (
+        'zero_optimization.stage3_max_reuse_distance: "auto" was left in, the default holds',
         "zero_optimization.allgather_bucket_size: no effect, "
         "parameters are gathered in the buckets of reduce_bucket_size",
         "comet: no effect, there is no Comet monitor; use tensorboard, csv_monitor or wandb",
         "sparse_gradients: no effect, DeepSpeed itself has removed it; gradients are dense",
         "zero_optimization.stage3_max_live_parameters, zero_optimization.stage3_prefetch_bucket_size: "
         "no effect, only ZeRO stage 3 reads it",
-        'zero_optimization.stage3_max_reuse_distance: "auto" was left in, the default holds',
     )
     assert config.warnings == ()
 

@@ -1,0 +1,90 @@
+"""What a rank's model states take, by ZeRO stage. Arithmetic only, no torch.
+
+Legend: `P` parameters, `W` ranks. A parameter takes p bytes in the compute dtype, g as a gradient, and o in
+the optimizer: 4 for each state, and 4 for the fp32 master unless parameters are fp32 themselves.
+
+  stage 0: P (p + g + o)              stage 2: P p + P (g + o) / W
+  stage 1: P (p + g) + P o / W        stage 3: P (p + g + o) / W
+
+With bf16 and AdamW that is 16, 4 + 12 / W, 2 + 14 / W and 16 / W bytes a parameter (Rajbhandari et al.,
+"ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, figure 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dslaunch.engine.config_values import DtypeName, ZeroConfig
+
+_NUM_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+NUM_STATES: Mapping[str, int] = {
+    "adam": 2,
+    "lamb": 2,
+    "adagrad": 1,
+    "lion": 1,
+    "sgd": 1,
+    "muon": 1,
+    "torch": 2,
+}
+_BUCKETS_IN_FLIGHT = 2
+_LARGEST_BUCKET_NUMEL = 1 << 25  # the engine's own, which reduce_bucket_size only caps
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStates:
+    """What is to be kept: P parameters, their dtypes, and how many fp32 states the optimizer has of each."""
+
+    num_params: int
+    dtype: DtypeName
+    grad_dtype: DtypeName
+    num_optimizer_states: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes on one rank. `buffers`: gradients under way (from stage 2) and parameters gathered ahead (3)."""
+
+    stage: int
+    params_bytes: int
+    grads_bytes: int
+    optimizer_bytes: int
+    buffers_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it; activations come on top."""
+        return self.params_bytes + self.grads_bytes + self.optimizer_bytes + self.buffers_bytes
+
+
+def estimate(states: ModelStates, num_ranks: int, zero: ZeroConfig) -> list[StageMemory]:
+    """The memory of one of `num_ranks` at the stages 0 to 3; shares are rounded up."""
+    params = states.num_params * _NUM_BYTES[states.dtype]
+    grads = states.num_params * _NUM_BYTES[states.grad_dtype]
+    master = 0 if states.dtype == "fp32" else 4
+    optimizer = states.num_params * (master + 4 * states.num_optimizer_states)
+    return [
+        StageMemory(
+            stage,
+            _share(params, num_ranks if stage == 3 else 1),
+            _share(grads, num_ranks if stage >= 2 else 1),
+            _share(optimizer, num_ranks if stage >= 1 else 1),
+            _buffers(states, num_ranks, zero, stage),
+        )
+        for stage in range(4)
+    ]
+
+
+def _buffers(states: ModelStates, num_ranks: int, zero: ZeroConfig, stage: int) -> int:
+    if num_ranks == 1 or stage < 2:
+        return 0
+    bucket = min(zero.reduce_bucket_size, _LARGEST_BUCKET_NUMEL) * _BUCKETS_IN_FLIGHT
+    grads = min(bucket, states.num_params) * _NUM_BYTES[states.grad_dtype]
+    if stage == 2:
+        return grads
+    ahead = min(zero.stage3.prefetch_bucket_size, zero.stage3.max_live_parameters, states.num_params)
+    return grads + ahead * _NUM_BYTES[states.dtype]
+
+
+def _share(num_bytes: int, num_ranks: int) -> int:
+    return -(-num_bytes // num_ranks)
