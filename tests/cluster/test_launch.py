@@ -156,6 +156,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.parametrize("netns_site", ["ssh"], indirect=True)
 def test_of_failures_20_ms_apart_on_two_hosts_the_first_is_named(netns_site: Site) -> None:
     (netns_site.folder / "tie.py").write_text(TIE)
     for _ in range(3):
