@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -66,6 +67,7 @@ def command(
     wanted: Sequence[str],
     json_path: str | None,
 ) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell put us in the background
     reason = why_impossible()
     chosen = [
         s for s in subjects() if s.name.startswith(tuple(names or [""])) and not (reason and s.over_hosts)
