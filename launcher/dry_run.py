@@ -29,7 +29,8 @@ def plan_as_json(resolved: Resolved, plan: LaunchPlan) -> str:
                 "node_rank": node.node_rank,
                 "host": node.host,
                 "env": _masked(node.env),
-                "argv": list(commands[node.node_rank]),
+                "argv": list(commands[node.node_rank].argv),
+                "tool_env": dict(commands[node.node_rank].environ),
                 "ranks": [
                     {
                         "rank": rank.rank,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dslaunch.launcher.environment import is_secret
 from dslaunch.launcher.errors import UsageError
@@ -15,6 +16,9 @@ from dslaunch.launcher.plan import LaunchPlan, Resolved, host_python
 from dslaunch.launcher.render import agent_zip, argv_group_command, group_command, node_command
 from dslaunch.launcher.session_fleet import SessionFleet
 from dslaunch.runner_backends.command import Backend, GroupBackend, GroupCommand, NodeCommand
+
+if TYPE_CHECKING:
+    from dslaunch.runner_backends.openssh import OpenSshBackend
 
 
 def check_backend(resolved: Resolved) -> None:
@@ -87,30 +91,45 @@ def render_group(resolved: Resolved, plan: LaunchPlan, group: GroupBackend, plan
     return argv_group_command(hosts, python, plan.master.port, archive, group.index_word, plans)
 
 
-def agent_commands(resolved: Resolved, plan: LaunchPlan) -> Sequence[tuple[str, ...]]:
-    """For the dry run, what starts each node's agent: its own command, or that of the tool for all."""
+@dataclass(frozen=True, slots=True)
+class AgentCommand:
+    """What starts a node's agent, and the variables that are set for it. For the dry run."""
+
+    argv: tuple[str, ...]
+    environ: Mapping[str, str]
+
+
+def agent_commands(resolved: Resolved, plan: LaunchPlan) -> Sequence[AgentCommand]:
+    """For each node its own command, or for all of them that of the tool."""
     group = _group_backend(resolved)
-    if group is None:
-        every_node = replace(plan, own_node=None)
-        return [command.argv for _, command in sorted(node_commands(resolved, every_node).items())]
-    return [group.tool_argv(render_group(resolved, plan, group, ""))] * len(plan.nodes)
+    if group is not None:
+        command = render_group(resolved, plan, group, "")
+        return [AgentCommand(group.tool_argv(command), group.tool_environment(command))] * len(plan.nodes)
+    commands = node_commands(resolved, replace(plan, own_node=None))
+    if resolved.backend == "openssh":
+        openssh = _openssh(resolved)
+        return [AgentCommand(openssh.tool_argv(command), {}) for _, command in sorted(commands.items())]
+    return [AgentCommand(command.argv, {}) for _, command in sorted(commands.items())]
 
 
 def _backend(resolved: Resolved) -> Backend:
     """A backend with a session for each host. They are imported when needed: asyncssh is slow to load."""
-    config = _ssh_config(resolved)
     match resolved.backend:
         case "local":
             from dslaunch.runner_backends.local import LocalBackend
 
             return LocalBackend()
         case "openssh":
-            from dslaunch.runner_backends.openssh import OpenSshBackend
-
-            return OpenSshBackend(config, launcher_args=_launcher_args(resolved))
+            return _openssh(resolved)
     from dslaunch.runner_backends.ssh import SshBackend
 
-    return SshBackend(config)
+    return SshBackend(_ssh_config(resolved))
+
+
+def _openssh(resolved: Resolved) -> OpenSshBackend:
+    from dslaunch.runner_backends.openssh import OpenSshBackend
+
+    return OpenSshBackend(_ssh_config(resolved), launcher_args=_launcher_args(resolved))
 
 
 def _group_backend(resolved: Resolved) -> GroupBackend | None:

@@ -127,6 +127,7 @@ def test_the_json_of_a_dry_run_whole() -> None:
                 "host": "worker-0",
                 "env": env,
                 "argv": argv,
+                "tool_env": {},
                 "ranks": [rank(0, 0, 0, 0, 2, "0,1"), rank(1, 1, 1, 0, 2, "0,1")],
             },
             {
@@ -134,6 +135,7 @@ def test_the_json_of_a_dry_run_whole() -> None:
                 "host": "worker-1",
                 "env": env,
                 "argv": argv,
+                "tool_env": {},
                 "ranks": [rank(2, 0, 3, 1, 1, "3")],
             },
         ],
