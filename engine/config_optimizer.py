@@ -23,10 +23,12 @@ Rule = Literal["adam", "adagrad", "lion", "lamb", "sgd", "muon", "torch"]
 SUPPORTED_RULES: frozenset[Rule] = frozenset({"adam"})
 
 # Public optimizers of torch.optim; a test holds the list against torch. Elementwise ones run on flat shards.
-TORCH_ELEMENTWISE = ("Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
+TORCH_ELEMENTWISE = ("Adadelta", "Adamax", "RAdam", "RMSprop", "Rprop")
 TORCH_OTHERS: Mapping[str, str] = {
     "Adafactor": "it needs whole matrices, and ZeRO shards them",
+    "ASGD": "it keeps more than a step count beside its elements",
     "LBFGS": "it needs a closure",
+    "NAdam": "it keeps more than a step count beside its elements",
     "SparseAdam": "gradients are dense",
 }
 _WHOLE_TENSORS = "it needs whole tensors, and ZeRO shards them"

@@ -9,19 +9,33 @@ from typing import cast
 import torch
 
 from dslaunch.engine.config import OptimizerConfig
-from dslaunch.engine.config_optimizer import optimizer_spec
+from dslaunch.engine.config_optimizer import SUPPORTED_RULES, TORCH_ELEMENTWISE, Rule, optimizer_spec
 from dslaunch.engine.errors import EngineError
+from dslaunch.engine.optimizer_torch import torch_hyperparameters
 
 ParamGroup = dict[str, object]
 ModelParameters = Iterable[torch.nn.Parameter] | Iterable[Mapping[str, object]]
 
+_CLIENT_RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(("Adam", "AdamW", "FusedAdamW"), "adam"),
+    **dict.fromkeys(("Adagrad", "FusedAdagrad"), "adagrad"),
+    **dict.fromkeys(("SGD", "FusedSGD"), "sgd"),
+    "FusedLion": "lion",
+    **dict.fromkeys(TORCH_ELEMENTWISE, "torch"),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """The groups to train, hyperparameters filled in; `client` is the script's optimizer if they are its."""
+    """The groups to train, hyperparameters filled in; `client` is the script's optimizer if they are its.
+
+    `rule` is how they are stepped, `name` the optimizer's.
+    """
 
     groups: list[ParamGroup]
     client: torch.optim.Optimizer | None = None
+    rule: Rule = "adam"
+    name: str = "AdamW"
 
 
 def plan_groups(
@@ -35,10 +49,12 @@ def plan_groups(
     A client optimizer wins over the config, as in DeepSpeed. Frozen parameters are left out of their groups.
     """
     if client is not None:
-        return GroupPlan(_client_groups(client), client)
+        rule = _client_rule(client)
+        return GroupPlan(_client_groups(client, rule), client, rule, type(client).__name__)
     if config is None:
         return None
-    defaults = optimizer_spec(config).hyperparameters
+    spec = optimizer_spec(config)
+    defaults = torch_hyperparameters(spec) if spec.rule == "torch" else spec.hyperparameters
     given = list(model_parameters if model_parameters is not None else model.parameters())
     groups: list[ParamGroup]
     if given and isinstance(given[0], Mapping):
@@ -53,7 +69,7 @@ def plan_groups(
         for name, value in defaults.items():
             group.setdefault(name, value)
         group["params"] = _trainable(group["params"])
-    return GroupPlan(groups)
+    return GroupPlan(groups, None, spec.rule, spec.name)
 
 
 def _trainable(params: object) -> list[torch.nn.Parameter]:
@@ -66,14 +82,23 @@ def _trainable(params: object) -> list[torch.nn.Parameter]:
     return [param for param in cast("list[torch.nn.Parameter]", found) if param.requires_grad]
 
 
-def _client_groups(client: torch.optim.Optimizer) -> list[ParamGroup]:
+def _client_rule(client: torch.optim.Optimizer) -> Rule:
+    """How torch's own optimizers and the fused ones of `engine.ops` are stepped; subclasses may do more."""
+    kind = type(client)
+    if kind.__module__.startswith(("torch.optim.", "dslaunch.engine.ops.")):
+        rule = _CLIENT_RULES.get(kind.__name__)
+        if rule is not None and rule in SUPPORTED_RULES:
+            return rule
+    known = sorted(name for name, rule in _CLIENT_RULES.items() if rule in SUPPORTED_RULES)
+    raise EngineError(
+        f"the optimizer {kind.__name__} is not supported: only {', '.join(known)}",
+        "pass torch.optim.AdamW, or name the optimizer in the config",
+    )
+
+
+def _client_groups(client: torch.optim.Optimizer, rule: Rule) -> list[ParamGroup]:
     """The script's own group dicts, so that a scheduler bound to them keeps steering the engine."""
-    if type(client) not in (torch.optim.Adam, torch.optim.AdamW):
-        raise EngineError(
-            f"the optimizer {type(client).__name__} is not supported yet: only torch Adam and AdamW",
-            "pass torch.optim.AdamW, or name the optimizer in the config",
-        )
-    if client.state:
+    if any(int(state.get("step", 1)) > 0 for state in client.state.values()):
         raise EngineError(
             "the optimizer has already stepped; its moments would be lost",
             "hand the optimizer to initialize before its first step",
@@ -84,7 +109,9 @@ def _client_groups(client: torch.optim.Optimizer) -> list[ParamGroup]:
                 raise EngineError(f"the optimizer's {key} is not supported", f"create it with {key}=False")
         if isinstance(group["lr"], torch.Tensor):
             group["lr"] = float(group["lr"])
-        group.setdefault("bias_correction", True)
-        group["adam_w_mode"] = bool(group.get("decoupled_weight_decay", type(client) is torch.optim.AdamW))
+        if rule == "adam":
+            decoupled = group.get("decoupled_weight_decay", type(client) is torch.optim.AdamW)
+            group.setdefault("bias_correction", True)
+            group["adam_w_mode"] = bool(decoupled)
         group["params"] = [param for param in group["params"] if param.requires_grad]
     return client.param_groups

@@ -111,8 +111,8 @@ def stepped(net: torch.nn.Module) -> torch.optim.Optimizer:
     ("make", "what"),
     [
         (
-            lambda net: torch.optim.SGD(net.parameters()),
-            "the optimizer SGD is not supported yet: only torch Adam and AdamW",
+            lambda net: torch.optim.LBFGS([net.weight]),
+            "the optimizer LBFGS is not supported: only Adam, AdamW, FusedAdamW",
         ),
         (
             lambda net: torch.optim.AdamW(net.parameters(), amsgrad=True),

@@ -1,0 +1,114 @@
+"""From a parameter group to the rule that steps its shards. `S` elements of a rank's shard.
+
+Elementwise rules only: they step a flat shard [S] as they would step the tensors in it, so that the result
+does not depend on how many ranks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+
+from dslaunch.engine.config_optimizer import Rule as RuleName
+from dslaunch.engine.errors import EngineError
+from dslaunch.engine.ops.adagrad import AdagradStep
+from dslaunch.engine.ops.adamw import AdamWStep
+from dslaunch.engine.ops.lion import LionStep
+from dslaunch.engine.ops.sgd import SgdMomentumStep, SgdStep
+from dslaunch.engine.ops.shard import Rule, Shard
+from dslaunch.engine.ops.step import step_
+from dslaunch.engine.optimizer_torch import TorchStep, torch_states
+
+Group = Mapping[str, object]
+
+
+def states_of(rule: RuleName, name: str, group: Group) -> dict[str, float]:
+    """The states a shard of the group has beside its master, each [S] fp32, and the value each starts from.
+
+    `name` is the optimizer's, which only rule "torch" asks for.
+    """
+    match rule:
+        case "adam":
+            return {"exp_avg": 0.0, "exp_avg_sq": 0.0}
+        case "lion":
+            return {"exp_avg": 0.0}
+        case "adagrad":
+            return {"sum": _number(group, "initial_accumulator_value")}
+        case "sgd":
+            return {"momentum_buffer": 0.0} if group["momentum"] else {}
+        case "torch":
+            return dict.fromkeys(torch_states(name, group), 0.0)
+        case "lamb" | "muon":
+            raise _needs_whole_tensors(name)
+
+
+def step_of(rule: RuleName, name: str, group: Group, step: int) -> Rule | TorchStep:
+    """Optimizer step `step` (from 1) with the group's hyperparameters as they are now."""
+    match rule:
+        case "adam":
+            beta1, beta2 = _betas(group)
+            return AdamWStep(
+                step,
+                _number(group, "lr"),
+                beta1,
+                beta2,
+                _number(group, "eps"),
+                _number(group, "weight_decay"),
+                bool(group["adam_w_mode"]),
+                bool(group["bias_correction"]),
+            )
+        case "lion":
+            beta1, beta2 = _betas(group)
+            return LionStep(_number(group, "lr"), beta1, beta2, _number(group, "weight_decay"))
+        case "adagrad":
+            return AdagradStep(
+                step,
+                _number(group, "lr"),
+                _number(group, "lr_decay"),
+                _number(group, "eps"),
+                _number(group, "weight_decay"),
+            )
+        case "sgd":
+            return _sgd(group, step)
+        case "torch":
+            return TorchStep(name, group, step)
+        case "lamb" | "muon":
+            raise _needs_whole_tensors(name)
+
+
+def step_shards_(
+    rule: Rule | TorchStep,
+    shards: Sequence[Shard],
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
+) -> None:
+    """`ops.step.step_`; rules that have no kernel anywhere go through torch.optim."""
+    if not isinstance(rule, TorchStep):
+        step_(rule, shards, grad_scale, found_inf)
+    elif found_inf is None or not found_inf.item():
+        for shard in shards:
+            rule.apply(shard, grad_scale)
+
+
+def _sgd(group: Group, step: int) -> Rule:
+    lr, weight_decay = _number(group, "lr"), _number(group, "weight_decay")
+    momentum = _number(group, "momentum")
+    if not momentum:
+        return SgdStep(lr, weight_decay)
+    return SgdMomentumStep(
+        lr, weight_decay, momentum, _number(group, "dampening"), bool(group["nesterov"]), first=step == 1
+    )
+
+
+def _number(group: Group, key: str) -> float:
+    return float(cast(float, group[key]))
+
+
+def _betas(group: Group) -> tuple[float, float]:
+    return cast("tuple[float, float]", group["betas"])
+
+
+def _needs_whole_tensors(name: str) -> EngineError:
+    return EngineError(f"{name} needs whole tensors, and ZeRO shards them", "use AdamW")

@@ -1,0 +1,96 @@
+"""Optimizers of torch.optim on flat shards: those whose state is elementwise, but for a step count.
+
+They are slower than the engine's own: torch steps one shard at a time, with temporaries.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from dslaunch.engine.config_optimizer import OptimizerSpec
+from dslaunch.engine.config_unknown import unknown_key
+from dslaunch.engine.errors import ConfigError
+from dslaunch.engine.ops.shard import Shard
+
+# A GPU's step counters would have to be tensors there; several tensors at once is nothing for one shard.
+_SETTLED = {"foreach": False, "capturable": False, "differentiable": False}
+
+
+@dataclass(frozen=True, slots=True)
+class TorchStep:
+    """One step of `torch.optim.<name>` with a group's hyperparameters; `step` counts from 1."""
+
+    name: str
+    group: Mapping[str, object]
+    step: int
+
+    def apply(self, shard: Shard, grad_scale: torch.Tensor | None) -> None:
+        """The step in place on `shard`, as torch does it; the gradient times `grad_scale` (None is 1)."""
+        states, g = shard.states, shard.grad.to(shard.master.dtype)
+        param = torch.nn.Parameter(shard.master)  # shares the memory
+        optimizer = _make(self.name, param, self.group)
+        names = torch_states(self.name, self.group)
+        if self.step > 1:
+            count = torch.tensor(float(self.step - 1))
+            optimizer.state[param] = {"step": count, **dict(zip(names, states, strict=True))}
+        param.grad = g if grad_scale is None else g * grad_scale
+        with torch.enable_grad():
+            optimizer.step()
+        for name, kept in zip(names, states, strict=True):
+            found = optimizer.state[param][name]
+            if found is not kept:
+                kept.copy_(found)
+        if shard.param is not None:
+            shard.param.copy_(shard.master)
+
+
+def torch_hyperparameters(spec: OptimizerSpec) -> dict[str, object]:
+    """All of the optimizer's hyperparameters, torch's defaults filled in; ConfigError on a wrong one."""
+    known = _known(spec.name)
+    for key in spec.hyperparameters:
+        if key not in known:
+            raise unknown_key("optimizer.params.", key, known)
+    try:
+        defaults: dict[str, object] = _make(spec.name, _probe(), spec.hyperparameters).defaults
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"optimizer.params: torch.optim.{spec.name} refuses them: {error}",
+            f"see torch.optim.{spec.name}",
+            "optimizer.params",
+        ) from None
+    return dict(defaults)
+
+
+def torch_states(name: str, group: Mapping[str, object]) -> tuple[str, ...]:
+    """The names of the elementwise states, which depend on the hyperparameters."""
+    param = _probe()
+    optimizer = _make(name, param, group)
+    param.grad = torch.zeros_like(param)
+    with torch.enable_grad():
+        optimizer.step()
+    return tuple(
+        key
+        for key, value in optimizer.state[param].items()
+        if isinstance(value, torch.Tensor) and value.shape == param.shape
+    )
+
+
+def _make(name: str, param: torch.nn.Parameter, group: Mapping[str, object]) -> torch.optim.Optimizer:
+    known = _known(name)
+    options = {key: value for key, value in {**group, **_SETTLED}.items() if key in known}
+    kind: Any = getattr(torch.optim, name)
+    return cast(torch.optim.Optimizer, kind([param], **options))
+
+
+def _known(name: str) -> list[str]:
+    parameters = inspect.signature(getattr(torch.optim, name)).parameters
+    return [key for key in parameters if key != "params"]
+
+
+def _probe() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.zeros(2))
