@@ -62,7 +62,7 @@ _DECAY = _number(0.0, "weight decay")
 _EPS = _number(1e-8, "added to the denominator")
 _BETAS = (0.9, 0.999)
 
-_RULES: Mapping[Rule, Mapping[str, Honoured]] = {
+RULE_PARAMS: Mapping[Rule, Mapping[str, Honoured]] = {
     "adam": {
         "lr": _LR,
         "betas": Honoured("mapping", "decay of the two moments", _BETAS),
@@ -139,7 +139,7 @@ _OFF = frozenset({"amsgrad", "maximize", "differentiable"})
 def optimizer_spec(config: OptimizerConfig) -> OptimizerSpec:
     """The optimizer a config names; ConfigError on an unknown or unsupported name, or a wrong parameter."""
     name, rule = _rule(config.type)
-    found: dict[str, object] = {key: answer.default for key, answer in _RULES[rule].items()}
+    found: dict[str, object] = {key: answer.default for key, answer in RULE_PARAMS[rule].items()}
     for key, value in config.params.items():
         _take(rule, name, key, value, found)
     # "AdamW" is decoupled whatever adam_w_mode says; "Adam" is AdamW too unless told otherwise.
@@ -178,7 +178,7 @@ def _rule(written: str) -> tuple[str, Rule]:
 
 def _take(rule: Rule, name: str, key: str, value: object, found: dict[str, object]) -> None:
     path = f"optimizer.params.{key}"
-    answers = _RULES[rule]
+    answers = RULE_PARAMS[rule]
     if value == "auto":
         raise auto_value(path)
     if key == "max_grad_norm":
