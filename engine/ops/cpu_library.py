@@ -7,14 +7,15 @@ from one thread that stays.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from dslaunch.engine.ops.build import build_cpu
-from dslaunch.engine.ops.kernel_arguments import DTYPE_CODES, ENTRY_NUM_WORDS, CpuCall
-from dslaunch.engine.ops.shard import Batch, Control, Rule
+from dslaunch.engine.ops.kernel_arguments import ENTRY_NUM_WORDS, CpuCall
+from dslaunch.engine.ops.shard import DTYPE_CODES, Batch, Control, Rule
 from dslaunch.engine.ops.toolchain import BuildError
 
 _SERIAL_NUMEL = 1 << 14  # below, waking a team takes longer than the step
@@ -68,7 +69,8 @@ class CpuLibrary:
 
 def _call(batch: Batch, scale: float) -> tuple[CpuCall, ctypes.Array[ctypes.c_int64]]:
     words = batch.words
-    entries = (ctypes.c_int64 * len(words))(*words)
+    kind = ctypes.c_int64 * len(words)
+    entries = kind.from_buffer(words) if isinstance(words, array) else kind(*words)
     numel = sum(words[5::ENTRY_NUM_WORDS])
     call = CpuCall(
         entries=ctypes.addressof(entries),

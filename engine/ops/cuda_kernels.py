@@ -10,8 +10,7 @@ import torch
 from dslaunch.engine.ops import cuda_modules
 from dslaunch.engine.ops.cuda_driver import THREADS, Argument, driver
 from dslaunch.engine.ops.cuda_tables import Grid, Tables
-from dslaunch.engine.ops.kernel_arguments import DTYPE_CODES
-from dslaunch.engine.ops.shard import Batch, Control, Rule
+from dslaunch.engine.ops.shard import DTYPE_CODES, Batch, Control, Rule
 
 BLOCK_NUMEL = 1024  # kBlockNumel of csrc/cuda_launch.h
 NORM_BLOCK_NUMEL = 16 * BLOCK_NUMEL  # kNormRounds times that

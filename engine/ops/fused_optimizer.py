@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import ClassVar, cast
 
@@ -10,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from dslaunch.engine.ops import backends
+from dslaunch.engine.ops.roster import Roster
 from dslaunch.engine.ops.shard import PARAM_DTYPES, Control, Rule, Shard, batch_of
 from dslaunch.engine.ops.step import reference_step
 
@@ -37,6 +39,7 @@ class FusedOptimizer(Optimizer):
     _step_supports_amp_scaling = True  # GradScaler then sets grad_scale and found_inf during step()
 
     def __init__(self, params: Params, defaults: Group) -> None:
+        self._rosters: dict[int, Roster | None] = {}  # of group number; None: looked, and found none
         super().__init__(cast("list[dict[str, object]]", params), defaults)
 
     def rule(self, group: Group, step: int, first: bool) -> Rule:
@@ -60,11 +63,12 @@ class FusedOptimizer(Optimizer):
                 loss = closure()
         grad_scale = cast("torch.Tensor | None", getattr(self, "grad_scale", None))
         found_inf = cast("torch.Tensor | None", getattr(self, "found_inf", None))
-        for group in self.param_groups:
-            self._step_group(group, None if grad_scale is None else grad_scale.reciprocal(), found_inf)
+        for number in range(len(self.param_groups)):
+            self._step_group(number, None if grad_scale is None else grad_scale.reciprocal(), found_inf)
         return loss
 
-    def _step_group(self, group: Group, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
+    def _step_group(self, number: int, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
+        group: Group = self.param_groups[number]
         params = [p for p in cast("list[torch.Tensor]", group["params"]) if p.grad is not None]
         if not params:
             return
@@ -75,12 +79,42 @@ class FusedOptimizer(Optimizer):
             found_inf = None
         if group.get("maximize"):
             scale = torch.full((), -1.0, device=params[0].device) if scale is None else -scale
+        if self._step_together(number, params, Control(scale, found_inf, None, _lr_tensor(group))):
+            return
         for counter, first, members in self._by_clock(group, params):
             step = 0 if counter is None or on_gpu else int(counter)
             rule = self.rule(group, step, first)
             control = Control(scale, found_inf, counter if on_gpu else None, _lr_tensor(group))
             for shards in self._batches(group, members):
                 _step_shards(rule, shards, control)
+
+    def _step_together(self, number: int, params: Sequence[torch.Tensor], control: Control) -> bool:
+        """The short way, for parameters that all step and are all alike; False: nothing is done."""
+        group: Group = self.param_groups[number]
+        if number in self._rosters:
+            roster = self._rosters[number]
+            if roster is not None and not roster.is_of(params, self.state):
+                del self._rosters[number]
+                return False
+        else:
+            if len(params) < len(cast("list[torch.Tensor]", group["params"])):
+                return False
+            states = [self.state[p] for p in params]
+            if not all(states):
+                return False  # their first step
+            roster = self._rosters[number] = Roster.of(params, states, self.states_of(group))
+        if roster is None or (backend := backends.of(params[0].device)) is None:
+            return False
+        counter = roster.clock() if self.counts_steps else None
+        batch = roster.batch([cast(torch.Tensor, p.grad) for p in params])
+        if batch is None or (counter is None and self.counts_steps):
+            return False
+        on_gpu = bool(group.get("capturable"))
+        if counter is not None and not on_gpu:
+            counter += 1
+        rule = self.rule(group, 0 if counter is None or on_gpu else int(counter), False)
+        backend.step(rule, batch, replace(control, counter=counter if on_gpu else None))
+        return True
 
     def _by_clock(
         self, group: Group, params: Sequence[torch.Tensor]
@@ -149,6 +183,10 @@ class FusedOptimizer(Optimizer):
                 batches[key] = [shard]
         return batches.values()
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self._rosters = {}
+
     def add_param_group(self, param_group: Group) -> None:
         """See torch.optim.Optimizer.add_param_group."""
         _add_param_group(self, param_group)
@@ -170,6 +208,7 @@ class FusedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """From this optimizer's or torch's own state_dict. States stay fp32 also where parameters are not."""
         _load_state_dict(self, state_dict)
+        self._rosters.clear()
         saved_groups = cast("list[dict[str, list[int]]]", state_dict["param_groups"])
         saved = cast("dict[int, dict[str, object]]", state_dict["state"])
         indices = chain.from_iterable(group["params"] for group in saved_groups)

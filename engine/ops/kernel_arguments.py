@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-import torch
-
-DTYPE_CODES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-
 
 class Entry(ctypes.Structure):
     """One tensor, or one flat shard."""

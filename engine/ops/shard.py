@@ -11,6 +11,7 @@ import torch
 
 GRAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARAM_DTYPES = (torch.bfloat16, torch.float16)
+DTYPE_CODES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # DType of csrc/entry.h
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dslaunch.engine.ops.sgd import SgdStep
 from dslaunch.engine.ops.step import reference_step, step_
 
 NUM_STEPS = 100
-SIZES = (0, 1, 3, 17, 1021, 4096, 20011)
+SIZES = (0, 1, 3, 17, 1021, 4096, 12289)  # enough for a team of threads
 MIXES = [(grad, low) for grad in GRADS for low in LOW]  # every fourth has one dtype throughout
 GRAD_SCALE = 0.25
 

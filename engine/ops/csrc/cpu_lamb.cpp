@@ -7,17 +7,24 @@ struct Squares {
   double theta = 0, r = 0;
 };
 
-// m and v of the elements [i, i + kLanes); adds up |theta|^2 and |r|^2.
+// Zero from lane `num` on, where r would be 0 / eps, or 0 / 0.
+FORMULA Vec keep_first(Vec x, int64_t num) {
+  for (int lane = 0; lane < kLanes; lane++) x[lane] = lane < num ? x[lane] : 0.0f;
+  return x;
+}
+
+// m and v of the elements [i, i + kLanes); adds up |theta|^2 and |r|^2 of the first `num`.
 template <class Grad>
-FORMULA void lamb_moments(const Entry& e, int64_t i, float scale, const Lamb::Scalars& s, Vec& theta_squares,
-                          Vec& r_squares) {
+FORMULA void lamb_moments(const Entry& e, int64_t i, int64_t num, float scale, const Lamb::Scalars& s,
+                          Vec& theta_squares, Vec& r_squares) {
   const Vec g = Grad::load(static_cast<const typename Grad::Element*>(e.grad) + i) * scale;
   const Vec theta = load_as<Vec>(e.master + i);
   Vec m = load_as<Vec>(e.state1 + i), v = load_as<Vec>(e.state2 + i);
   Lamb::moments(m, v, g, s);
   store(e.state1 + i, m);
   store(e.state2 + i, v);
-  const Vec r = Lamb::direction(theta, m, v, s);
+  Vec r = Lamb::direction(theta, m, v, s);
+  if (num < kLanes) r = keep_first(r, num);
   theta_squares += theta * theta;
   r_squares += r * r;
 }
@@ -31,11 +38,11 @@ FORMULA void lamb_update(const Entry& e, int64_t i, float step_size, const Lamb:
   store_out<Out, false>(e.out, i, theta);
 }
 
-// Calls body(entry, i) for every vector of [begin, end), the last one on a copy that is written back.
+// Calls body(entry, i, num) for every vector of [i, end), the last one on a copy that is written back.
 template <class Grad, class Body>
 inline void for_each_vector(const Entry& entry, int64_t i, int64_t end, Body body) {
   const Entry e = entry;
-  for (; i + kLanes <= end; i += kLanes) body(e, i);
+  for (; i + kLanes <= end; i += kLanes) body(e, i, kLanes);
   if (i == end) return;
   const int64_t num = end - i;
   float master[kLanes] = {}, m[kLanes] = {}, v[kLanes] = {};
@@ -45,7 +52,7 @@ inline void for_each_vector(const Entry& entry, int64_t i, int64_t end, Body bod
   __builtin_memcpy(m, e.state1 + i, num * 4);
   __builtin_memcpy(v, e.state2 + i, num * 4);
   __builtin_memcpy(grad, static_cast<const typename Grad::Element*>(e.grad) + i, num * sizeof grad[0]);
-  body(Entry{master, m, v, grad, out, kLanes, 0}, 0);
+  body(Entry{master, m, v, grad, out, kLanes, 0}, 0, num);
   __builtin_memcpy(e.master + i, master, num * 4);
   __builtin_memcpy(e.state1 + i, m, num * 4);
   __builtin_memcpy(e.state2 + i, v, num * 4);
@@ -59,8 +66,8 @@ inline void lamb_first_pass(const Call& call, Share share, const Lamb::Scalars& 
     for (int64_t at = begin; at < end; at += kBlockNumel) {
       Vec theta_squares = {}, r_squares = {};
       for_each_vector<Grad>(e, at, at + kBlockNumel < end ? at + kBlockNumel : end,
-                            [&](const Entry& part, int64_t i) {
-                              lamb_moments<Grad>(part, i, call.grad_scale, s, theta_squares, r_squares);
+                            [&](const Entry& part, int64_t i, int64_t num) {
+                              lamb_moments<Grad>(part, i, num, call.grad_scale, s, theta_squares, r_squares);
                             });
       double* partial = call.partials + 2 * (e.first_block + at / kBlockNumel);
       partial[0] = lane_sum(theta_squares);
@@ -91,8 +98,9 @@ struct TwoPasses {
 #pragma omp barrier
       for_each_run(call, share, [&](const Entry& e, int64_t begin, int64_t end) {
         const float step_size = lamb_trust(call, e, s);
-        for_each_vector<Grad>(e, begin, end,
-                              [&](const Entry& part, int64_t i) { lamb_update<Out>(part, i, step_size, s); });
+        for_each_vector<Grad>(e, begin, end, [&](const Entry& part, int64_t i, int64_t num) {
+          lamb_update<Out>(part, i, step_size, s);
+        });
       });
     }
   }

@@ -1,0 +1,89 @@
+"""The short way to a batch: what is the same in every step of a group is looked at once.
+
+With hundreds of small tensors a step takes as long as Python needs to find their addresses, so here each
+costs a few list operations and nothing else.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from operator import is_
+
+import torch
+
+from dslaunch.engine.ops.kernel_arguments import ENTRY_NUM_WORDS
+from dslaunch.engine.ops.shard import GRAD_DTYPES, PARAM_DTYPES, Batch
+
+_data_ptr = torch.Tensor.data_ptr
+_is_contiguous = torch.Tensor.is_contiguous
+State = dict[str, torch.Tensor]
+
+
+class Roster:
+    """Parameters of one dtype and device, contiguous, with fp32 states that are too."""
+
+    def __init__(
+        self, params: Sequence[torch.Tensor], states: Sequence[State], names: tuple[str, ...]
+    ) -> None:
+        self.params = params
+        self.states = states
+        self._low = params[0].dtype in PARAM_DTYPES
+        self._names = (*names, "master") if self._low else names
+        self._seen = [[state[name] for state in states] for name in self._names]
+        num = len(params)
+        self._words = array("q", bytes(8 * ENTRY_NUM_WORDS * num))
+        self._words[5::ENTRY_NUM_WORDS] = array("q", [p.numel() for p in params])
+
+    @classmethod
+    def of(
+        cls, params: Sequence[torch.Tensor], states: Sequence[State], names: tuple[str, ...]
+    ) -> Roster | None:
+        """None where they are not all alike."""
+        dtype, device = params[0].dtype, params[0].device
+        if dtype not in GRAD_DTYPES:
+            return None
+        names_of_all = (*names, "master") if dtype in PARAM_DTYPES else names
+        for p, state in zip(params, states, strict=True):
+            if p.dtype != dtype or p.device != device or not p.is_contiguous():
+                return None
+            for name in names_of_all:
+                if state[name].dtype != torch.float32 or not state[name].is_contiguous():
+                    return None
+        return cls(params, states, names)
+
+    def is_of(self, params: Sequence[torch.Tensor], state: Mapping[torch.Tensor, State]) -> bool:
+        """Whether these are its parameters, and their states the tensors that were looked at."""
+        return (
+            len(params) == len(self.params)
+            and all(map(is_, params, self.params))
+            and all(map(is_, map(state.get, params), self.states))
+            and all(
+                all(map(is_, [state[name] for state in self.states], seen))
+                for name, seen in zip(self._names, self._seen, strict=True)
+            )
+        )
+
+    def clock(self) -> torch.Tensor | None:
+        """The step counter that all share; None where they do not."""
+        first = self.states[0]["step"]
+        return first if all(map(is_, [state["step"] for state in self.states], repeat(first))) else None
+
+    def batch(self, grads: Sequence[torch.Tensor]) -> Batch | None:
+        """None where the gradients are not all of one dtype, contiguous, and where the parameters are."""
+        dtype, device = grads[0].dtype, self.params[0].device
+        if dtype not in GRAD_DTYPES or not all(map(_is_contiguous, grads)):
+            return None
+        if any(grad.dtype is not dtype or grad.layout is not torch.strided for grad in grads):
+            return None
+        if grads[0].device != device or not all(map(_is_contiguous, self.params)):
+            return None
+        masters = self._seen[-1] if self._low else self.params
+        states = self._seen[:-1] if self._low else self._seen
+        for column, tensors in enumerate((masters, *states)):
+            self._words[column::ENTRY_NUM_WORDS] = array("q", map(_data_ptr, tensors))
+        self._words[3::ENTRY_NUM_WORDS] = array("q", map(_data_ptr, grads))
+        if self._low:
+            self._words[4::ENTRY_NUM_WORDS] = array("q", map(_data_ptr, self.params))
+        return Batch(self._words, dtype, self.params[0].dtype if self._low else None, device)
