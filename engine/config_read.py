@@ -156,24 +156,25 @@ def _answer(path: str, value: object, answer: Answer, reading: Reading, top: Map
                 raise ConfigError(f"{path}: {value!r} is refused: {why}", hint, path)
         case Renamed():
             pass  # only where the old and the new spelling are both given, which is an error already
-        case Feature(inner, names):
-            if _is_on(path, value, names, reading, top):
+        case Feature(inner, _):
+            if _is_on(path, value, answer, reading, top):
                 _answer(path, value, inner, reading, top)
         case _:
             assert_never(answer)
 
 
-def _is_on(
-    path: str, value: object, names: Collection[str] | None, reading: Reading, top: Mapping[str, Answer]
-) -> bool:
+def _is_on(path: str, value: object, feature: Feature, reading: Reading, top: Mapping[str, Answer]) -> bool:
     if not isinstance(value, Mapping):
         return value not in (None, False)
+    names = feature.keys
     for key in value:
         if names is not None and key not in names:
             _unknown(f"{path}.", str(key), names, reading, top)
     if names is not None and "device" in names:
         return value.get("device", "none") not in (None, "none", "auto")
-    return bool(value.get("enabled", False)) and value.get("enabled") != "auto"
+    # What is only remarked on may have had no switch, as sparse_attention had none.
+    unswitched = bool(value) and isinstance(feature.answer, NoEffect) and names is None
+    return bool(value.get("enabled", unswitched)) and value.get("enabled") != "auto"
 
 
 def _is_one_of(value: object, allowed: tuple[object, ...]) -> bool:
@@ -181,8 +182,8 @@ def _is_one_of(value: object, allowed: tuple[object, ...]) -> bool:
 
 
 def _honoured(path: str, value: object, answer: Honoured) -> object:
-    if isinstance(value, str) and answer.kind in ("int", "number") and "." in path:
-        value = _unquoted(value)  # as DeepSpeed does inside sections: "stage": "2"
+    if isinstance(value, str) and "." in path:
+        value = _unquoted(value, answer.kind)  # as DeepSpeed does inside sections: "stage": "2"
     found = as_kind(path, value, answer.kind)
     if answer.choices and str(found).lower() not in answer.choices:
         raise ConfigError(
@@ -197,11 +198,15 @@ def _honoured(path: str, value: object, answer: Honoured) -> object:
     return float(cast(float, found)) if answer.kind == "number" else found
 
 
-def _unquoted(text: str) -> object:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def _unquoted(text: str, kind: Kind) -> object:
+    if kind == "flag":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if kind in ("int", "number"):
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return text
 
 
 def as_kind(path: str, value: object, kind: Kind) -> object:

@@ -51,7 +51,12 @@ def similar_key(key: str, known: Collection[str]) -> str | None:
 
 
 def place_elsewhere(key: str, keys: Mapping[str, Answer]) -> str | None:
-    """The path of the first known key of exactly that name, anywhere, or None; short names are anybody's."""
+    """The path of the first known key of exactly that name, anywhere, or None.
+
+    Short names are anybody's, but those of sections.
+    """
+    if key in keys:
+        return key
     if "_" not in key and key != "stage":
         return None
     return next((path for path in paths(keys) if path.rpartition(".")[2] == key), None)

@@ -104,6 +104,11 @@ GOLDEN = [
         "did you mean zero_optimization.reduce_bucket_size?",
     ),
     ({"micro_batch_size": 5}, "unknown key micro_batch_size", "did you mean train_micro_batch_size_per_gpu?"),
+    (
+        {"optimizer": {"type": "Adam", "scheduler": {"type": "WarmupLR"}}},
+        "unknown key optimizer.scheduler",
+        "did you mean scheduler?",
+    ),
     ({"max_grad_norm": 1.0}, "unknown key max_grad_norm", "did you mean gradient_clipping?"),
     ({"trainBatchSize": 8}, "unknown key trainBatchSize", "did you mean train_batch_size?"),
     (
@@ -297,12 +302,13 @@ def test_what_will_surprise_is_a_warning() -> None:
         {
             "amp": {"enabled": True},
             "elasticity": {"enabled": True, "max_train_batch_size": 9},
+            "sparse_attention": {"mode": "fixed", "block": 16},
             "bf16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16},
         }
     )
     assert config.warnings == (
         "amp: no effect, DeepSpeed itself has removed it; write bf16 for low precision",
-        "elasticity: no effect, DeepSpeed itself has removed it",
+        "elasticity, sparse_attention: no effect, DeepSpeed itself has removed it",
         "bf16.loss_scale, bf16.initial_scale_power: no effect, "
         "bf16 needs no loss scale: these are keys of fp16",
     )
@@ -371,7 +377,8 @@ def test_old_spellings() -> None:
     )
 
 
-def test_quoted_numbers_in_sections_are_numbers() -> None:
+def test_quoted_values_in_sections_are_values() -> None:
+    assert parse_config({"bf16": {"enabled": "True"}}).dtype == "bf16"
     zero = parse_config({"zero_optimization": {"stage": "1", "reduce_bucket_size": "5e7"}}).zero
     assert (zero.stage, zero.reduce_bucket_size) == (1, 50_000_000)
 
