@@ -15,6 +15,9 @@ from dslaunch.launcher.errors import EXIT_USAGE, UsageError
 from dslaunch.launcher.options import SECTIONS, SectionedCommand, underscores
 from dslaunch.launcher.request import DryRun, LaunchRequest
 
+_ELASTIC_RESTARTS = 100
+"""As often as DeepSpeed's elastic agent."""
+
 _HELP = """Launch SCRIPT on every device of every host, as the `deepspeed` command does.
 
 Options of dslaunch come before SCRIPT; everything after it belongs to the script, byte for byte. Every
@@ -29,7 +32,8 @@ def _request(**flags: object) -> LaunchRequest:
     if flags["module"] and flags["no_python"]:
         raise UsageError("--module and --no_python exclude each other", "keep one")
     known = {field.name for field in fields(LaunchRequest)}
-    return LaunchRequest(**{name: value for name, value in flags.items() if name in known})  # type: ignore[arg-type]
+    request = LaunchRequest(**{name: value for name, value in flags.items() if name in known})  # type: ignore[arg-type]
+    return _with_elastic_flags(request, flags)
 
 
 def _refuse_unsupported(flags: dict[str, object]) -> None:
@@ -38,11 +42,25 @@ def _refuse_unsupported(flags: dict[str, object]) -> None:
             "--autotuning is not supported",
             "compare configurations by hand: short runs with other micro batch sizes and ZeRO stages",
         )
-    if flags["elastic_training"] or flags["min_elastic_nodes"] or flags["max_elastic_nodes"]:
-        raise UsageError(
-            "--elastic_training is not supported yet",
-            "start again with fewer hosts from the last checkpoint: it loads at any world size",
-        )
+
+
+def _with_elastic_flags(request: LaunchRequest, flags: dict[str, object]) -> LaunchRequest:
+    """DeepSpeed's elastic flags, as restarts on fewer hosts; -1 is its word for nothing said."""
+    fewest, most = (_count(flags[name]) for name in ("min_elastic_nodes", "max_elastic_nodes"))
+    if not flags["elastic_training"]:
+        if fewest is not None or most is not None:
+            raise UsageError("--min_elastic_nodes or --max_elastic_nodes alone", "add --elastic_training")
+        return request
+    return replace(
+        request,
+        max_restarts=request.max_restarts or _ELASTIC_RESTARTS,
+        min_nodes=request.min_nodes or fewest or 1,
+        max_nodes=most,
+    )
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
 
 
 COMMAND = SectionedCommand(sections=SECTIONS, callback=_request, help=_HELP)

@@ -59,7 +59,7 @@ def settle(resolved: Resolved, ready: Mapping[int, Ready], reached: Mapping[int,
     if resolved.request.master_addr is None and len(resolved.topology) > 1:
         addr = _reached_address(resolved, first, reached) if reached else _meant_address(ready)
     interface = _common_interface(addr, first, reached)
-    if not first.port_in_use:
+    if not first.port_in_use and (resolved.attempt == 0 or resolved.request.master_port is not None):
         return Meeting(Master(addr, assumed.port), interface)
     if resolved.request.master_port is not None or resolved.own_node is not None:
         raise MasterError(

@@ -142,15 +142,18 @@ SECTIONS = (
         "Ends",
         _option("--grace", "grace_s", type=click.FloatRange(min=0), default=30.0, metavar="S",
                 help="Seconds from SIGTERM to SIGKILL. [30]"),
+        _option("--max_restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Start the whole job again after a bad end. [0]"),
+        _option("--spares", type=click.IntRange(min=0), default=0, metavar="K", help="The last K hosts wait to replace lost ones. [0]"),
+        _option("--min_nodes", type=click.IntRange(min=1), metavar="N", help="Go on with fewer hosts, N at least."),
         _option("--lease", "lease_s", type=click.FloatRange(min=5), default=15.0, metavar="S",
                 help="Seconds of silence that mean lost. [15]"),
     ),
     Section(
-        "Of DeepSpeed, not supported",
+        "Of DeepSpeed",
+        _flag("--elastic_training", help="Restart on fewer hosts: as --max_restarts 100, with the next two."),
+        _option("--min_elastic_nodes", type=click.IntRange(min=-1), metavar="N", help="As --min_nodes."),
+        _option("--max_elastic_nodes", type=click.IntRange(min=-1), metavar="N", help="Train on N hosts at most; the others are spares."),
         _option("--autotuning", metavar="run|tune", help="Refused, with what to do instead."),
-        _flag("--elastic_training", help="Refused: hosts cannot join a running job yet."),
-        _option("--min_elastic_nodes", type=int, metavar="N", help="With --elastic_training."),
-        _option("--max_elastic_nodes", type=int, metavar="N", help="With --elastic_training."),
     ),
 )  # fmt: skip
 

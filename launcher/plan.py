@@ -29,6 +29,7 @@ class Resolved:
         backend: name of the backend: "local", "ssh", "pdsh", ...
         by_hand: whether every node is started by someone else (no-SSH mode).
         own_node: the node this process runs then; None where it runs them all, or is to be told.
+        attempt: how often the job was started before.
         job_key: of the coordination link; script_digest: of the script's bytes, "" where there are none here.
         python: interpreter of the ranks and of the agents, where a host names no other.
         cwd: folder the ranks start in, on every host.
@@ -46,6 +47,7 @@ class Resolved:
     own_node: int | None
     job_key: bytes | None
     script_digest: str
+    attempt: int
     python: str
     cwd: str
     device_kind: str
@@ -128,6 +130,7 @@ def _node_plan(
                 resolved, (slot,) if request.one_device_per_rank else host.slots
             ),
             job_id=job_id,
+            attempt=resolved.attempt,
         )
         argv = rank_argv(request, host_python(resolved, host), place.local_rank)
         ranks.append(RankPlan(rank, place.local_rank, slot, argv, env))

@@ -30,11 +30,13 @@ def rank_env(
     master_port: int,
     visible_devices: tuple[str, str] | None,
     job_id: str,
+    attempt: int,
 ) -> Mapping[str, str]:
     """The variables a rank finds, under the names of torchrun, of DeepSpeed and of Horovod.
 
     `visible_devices` is a variable and its value, the whole node's list, as DeepSpeed sets it; None leaves
-    the host's own alone. With one device per rank `local_rank` is 0 and the list has one name.
+    the host's own alone. With one device per rank `local_rank` is 0 and the list has one name. `attempt` is
+    how often the job was started before; DSLAUNCH_RESUME tells later ones to go on from a checkpoint.
     """
     env = {
         "RANK": place.rank,
@@ -51,7 +53,10 @@ def rank_env(
         "DSLAUNCH_JOB_ID": job_id,
         "DSLAUNCH_NODE_ID": node_id(job_id, place.node_rank),
         "DSLAUNCH_HOST": place.host,
+        "DSLAUNCH_ATTEMPT": attempt,
     }
+    if attempt:
+        env["DSLAUNCH_RESUME"] = 1
     if visible_devices is not None:
         name, devices = visible_devices
         env[name] = devices

@@ -21,6 +21,7 @@ AGENT_MODULES = (
     "launcher/agent/link.py",
     "launcher/agent/main.py",
     "launcher/agent/process.py",
+    "launcher/agent/progress.py",
     "launcher/agent/ssh_watch.py",
     "launcher/agent/sweep.py",
 )

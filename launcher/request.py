@@ -70,6 +70,9 @@ class LaunchRequest:
         console: whose output is shown: all, rank0, first-of-node, node, or ranks such as 0,4-7.
         stdin_rank: the rank that reads what is typed.
         bind_cores_to_rank: each rank gets cores of its own; `bind_core_list`: out of these, as in 0,2-4.
+        max_restarts: how often a job that ended badly is started again; `spares`: hosts at the end of the
+            selection that wait to replace others; `min_nodes`: with how few it may go on; `max_nodes`: those
+            above it are spares.
         grace_s: seconds between asking ranks to end and SIGKILL.
         start_timeout_s: seconds until every host must have answered.
         lease_s: seconds without a sign of life after which the other side counts as lost.
@@ -117,6 +120,10 @@ class LaunchRequest:
     save_pid: bool = False
     log_level: str = "info"
     quiet: bool = False
+    max_restarts: int = 0
+    spares: int = 0
+    min_nodes: int | None = None
+    max_nodes: int | None = None
     grace_s: float = 30.0
     start_timeout_s: float = 120.0
     lease_s: float = 15.0

@@ -46,6 +46,7 @@ def resolve(request: LaunchRequest, machine: Machine) -> Resolved:
         own_node=_own_node(request, topology),
         job_key=_job_key(request, machine),
         script_digest=_script_digest(request, machine),
+        attempt=0,
         python=request.python or ("python3" if request.venv_script else sys.executable),
         cwd=cwd,
         device_kind=found.device_kind,
@@ -186,6 +187,22 @@ def _env_files(request: LaunchRequest, machine: Machine) -> list[EnvFile]:
     return files
 
 
+def _check_restarts(resolved: Resolved) -> None:
+    request, num_hosts = resolved.request, len(resolved.topology)
+    if request.max_restarts == 0:
+        for name, value in (("--spares", request.spares), ("--min_nodes", request.min_nodes)):
+            if value:
+                raise UsageError(f"{name} without --max_restarts", "say how often: --max_restarts 3")
+    elif resolved.by_hand:
+        raise UsageError("--max_restarts with nodes started by hand", "let the scheduler start them again")
+    if request.spares >= num_hosts:
+        raise UsageError(f"--spares {request.spares} of {num_hosts} hosts", "leave one host to train on")
+    if request.min_nodes is not None and request.min_nodes > num_hosts - request.spares:
+        raise UsageError(
+            f"--min_nodes {request.min_nodes} of {num_hosts - request.spares} hosts", "ask for fewer"
+        )
+
+
 def _check(resolved: Resolved, machine: Machine) -> None:
     """What does not fit together is said before anything starts."""
     request = resolved.request
@@ -201,6 +218,7 @@ def _check(resolved: Resolved, machine: Machine) -> None:
         raise UsageError(
             f"--stdin {request.stdin_rank} of {num_ranks} ranks", f"ranks are 0 to {num_ranks - 1}"
         )
+    _check_restarts(resolved)
     if request.bind_core_list is not None and not request.bind_cores_to_rank:
         raise UsageError("--bind_core_list without --bind_cores_to_rank", "add --bind_cores_to_rank")
     for name in request.expand_remote:

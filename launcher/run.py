@@ -39,7 +39,11 @@ class Run:
     def __init__(
         self, resolved: Resolved, plan: LaunchPlan, fleet: Fleet, display: Display, peers: Peers | None
     ) -> None:
-        """`peers` are the other nodes of a job that was started by hand."""
+        """`peers` are the other nodes of a job that was started by hand.
+
+        `progress` will be the newest checkpoint that a node has told of.
+        """
+        self.progress = ""
         self._peers = peers
         self._resolved = resolved
         self._plan = plan
@@ -130,6 +134,8 @@ class Run:
         match what:
             case FromAgent(node_rank, wire.Ready() as ready):
                 self._ready[node_rank] = ready
+            case FromAgent(_, wire.Goodbye(progress=progress)) if progress:
+                self.progress = progress
             case FromAgent(node_rank, wire.Reached() as reached) if node_rank != 0:
                 self._reached[node_rank] = reached
                 if len(self._reached) == len(self._plan.launched) - 1:

@@ -75,6 +75,8 @@ class RunFolder:
                 "report": words,
             },
         )
+
+    def close(self) -> None:
         self._events.close()
 
     def _write(self, name: str, record: object) -> None:

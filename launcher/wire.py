@@ -154,10 +154,12 @@ class Exited:
 class Goodbye:
     """Up, last: every rank is gone, and all that they left behind.
 
-    `stuck` are pids in uninterruptible sleep, which nothing can end.
+    `stuck` are pids in uninterruptible sleep, which nothing can end. `progress` is the newest checkpoint
+    that a rank has told of, "" for none.
     """
 
     stuck: tuple[str, ...]
+    progress: str
 
 
 Down = Probe | PlanPiece | Stop | Signal | Stdin | Heartbeat

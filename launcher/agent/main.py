@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from functools import partial
 
-from dslaunch.launcher.agent import binding, evidence, facts, ssh_watch, sweep
+from dslaunch.launcher.agent import binding, evidence, facts, progress, ssh_watch, sweep
 from dslaunch.launcher.agent.guard import Guard
 from dslaunch.launcher.agent.link import Link, LinkClosedError
 from dslaunch.launcher.agent.process import RankProcess, become_subreaper
@@ -96,7 +96,8 @@ class Agent:
         if self._guard is not None:
             self._guard.dismiss()
         self._drain_all()
-        self._last_flush(Goodbye(tuple(str(pid) for pid in stuck)))
+        told = "" if self._plan is None else progress.take(self._plan.node_id)
+        self._last_flush(Goodbye(tuple(str(pid) for pid in stuck), told))
 
     @property
     def _done(self) -> bool:

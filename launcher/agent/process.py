@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 
+from dslaunch.launcher.agent import progress
 from dslaunch.launcher.agent.binding import bind, binding_environment
 from dslaunch.launcher.node_plan import NodePlan, RankPlan
 
@@ -44,7 +45,8 @@ def _between_fork_and_exec(agent: int, cores: Sequence[int]) -> Callable[[], Non
 def _environment(plan: NodePlan, rank: RankPlan) -> dict[str, str]:
     added = {**plan.env, **rank.env}
     expanded = {name: os.path.expandvars(added[name]) for name in plan.expanded if name in added}
-    return {**plan.defaults, **os.environ, **added, **expanded}
+    told = {progress.VARIABLE: progress.path(plan.node_id)}
+    return {**plan.defaults, **os.environ, **told, **added, **expanded}
 
 
 class RankProcess:

@@ -165,3 +165,36 @@ def test_of_failures_20_ms_apart_on_two_hosts_the_first_is_named(netns_site: Sit
         assert (
             "dslaunch: error: rank 2 (local rank 0, slot 0) on worker-1 exited with code 12" in result.stderr
         )
+
+
+LOSES_A_HOST = """
+import os, sys, time
+print("up", flush=True)
+if os.environ["DSLAUNCH_ATTEMPT"] == "0":
+    time.sleep(120)
+print("world", os.environ["WORLD_SIZE"], "on", os.environ["DSLAUNCH_HOST"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("netns_site", ["ssh"], indirect=True)
+def test_a_job_goes_on_with_the_hosts_that_are_left(netns_site: Site, cluster: Cluster) -> None:
+    (netns_site.folder / "train.py").write_text(LOSES_A_HOST)
+    with netns_site.start("train.py", flags=["--max_restarts", "2", "--min_nodes", "1"]) as process:
+        wait_until_up(process)
+        cluster.kill("worker-0")
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "dslaunch: error: host worker-0 (ranks 0, 1) was lost: " in err
+    assert "dslaunch: restart 1 of 2 on 1 host" in err
+    assert [line.partition("] ")[2] for line in out.splitlines()].count("world 2 on worker-1") == 2
+
+
+@pytest.mark.parametrize("netns_site", ["ssh"], indirect=True)
+def test_a_spare_host_takes_the_place_of_a_lost_one(netns_site: Site, cluster: Cluster) -> None:
+    (netns_site.folder / "train.py").write_text(LOSES_A_HOST)
+    with netns_site.start("train.py", flags=["--max_restarts", "2", "--spares", "1"]) as process:
+        wait_until_up(process, num_ranks=2)
+        cluster.kill("worker-0")
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert [line.partition("] ")[2] for line in out.splitlines()].count("world 2 on worker-1") == 2

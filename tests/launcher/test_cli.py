@@ -14,10 +14,11 @@ SURFACE = """
 --elastic_training --enable_each_rank_log --env --env_file --exclude+-e --expand_remote --fold --force_multi
 --grace --hostfile+-H --include+-i --job --job_key_file --launcher --launcher_args --lease --local_rank_scheme
 --log_dir --log_level
---master_addr --master_port --max_elastic_nodes --min_elastic_nodes --module --no_local_rank
+--master_addr --master_port --max_elastic_nodes --max_restarts --min_elastic_nodes --min_nodes --module
+--no_local_rank
 --no_python --no_ssh --no_ssh_check --node_rank --num_accelerators+--num_gpus --num_nodes
---one_device_per_rank --python --quiet+-q --run_dir --save_pid --ssh_config --ssh_port --start_timeout
---stdin --venv_script --version
+--one_device_per_rank --python --quiet+-q --run_dir --save_pid --spares --ssh_config --ssh_port
+--start_timeout --stdin --venv_script --version
 """
 
 
@@ -43,6 +44,10 @@ def test_the_surface_is_pinned() -> None:
         (["--launcher", "ssh", "x.py"], LaunchRequest(script="x.py", launcher=Launcher.SSH)),
         (["--grace", "3", "x.py"], LaunchRequest(script="x.py", grace_s=3.0)),
         (["--", "-x.py"], LaunchRequest(script="-x.py")),
+        (
+            ["--elastic_training", "--min_elastic_nodes", "2", "--max_elastic_nodes=4", "x.py"],
+            LaunchRequest(script="x.py", max_restarts=100, min_nodes=2, max_nodes=4),
+        ),
         (["x.py", "--dry_run", "--help"], LaunchRequest(script="x.py", args=("--dry_run", "--help"))),
     ],
 )

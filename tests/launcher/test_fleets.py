@@ -26,6 +26,7 @@ def resolved(backend: str, **flags: object) -> Resolved:
         own_node=None,
         job_key=None,
         script_digest="",
+        attempt=0,
         python="/usr/bin/python3",
         cwd="/job",
         device_kind="slot",

@@ -1,5 +1,7 @@
 """Where ranks meet, by what the hosts answered."""
 
+from dataclasses import replace
+
 import pytest
 
 from dslaunch.hostfile import Host, Topology
@@ -21,6 +23,7 @@ def resolved(num_nodes: int, own_node: int | None = None, **flags: object) -> Re
         own_node=own_node,
         job_key=None,
         script_digest="",
+        attempt=0,
         python="python3",
         cwd="/",
         device_kind="slot",
@@ -100,6 +103,13 @@ def test_the_users_word_counts() -> None:
     answers = {0: ready("10.0.0.1"), 1: ready("10.0.0.2")}
     meeting = settle(resolved(2, master_addr="ib0.worker-0", master_port=5), answers, {})
     assert meeting.master == Master("ib0.worker-0", 5)
+
+
+def test_another_attempt_takes_another_port() -> None:
+    again = replace(resolved(1), attempt=1)
+    assert settle(again, {0: ready()}, {}).master == Master("127.0.0.1", 40001)
+    named = replace(resolved(1, master_port=7), attempt=1)
+    assert settle(named, {0: ready()}, {}).master == Master("127.0.0.1", 7)
 
 
 def test_a_busy_default_port_gives_way_to_a_free_one() -> None:

@@ -50,7 +50,10 @@ def test_env_and_env_file_in_their_order(run: Run, tmp_path: Path) -> None:
         (["--bind_core_list=0"], "error: --bind_core_list without --bind_cores_to_rank"),
         (['--launcher_args="x'], "error: --launcher_args '\"x': No closing quotation"),
         (["--autotuning=run"], "error: --autotuning is not supported"),
-        (["--elastic_training"], "error: --elastic_training is not supported yet"),
+        (["--min_elastic_nodes=2"], "error: --min_elastic_nodes or --max_elastic_nodes alone"),
+        (["--spares=1"], "error: --spares without --max_restarts"),
+        (["--max_restarts=1", "--spares=1"], "error: --spares 1 of 1 hosts"),
+        (["--max_restarts=1", "--min_nodes=2"], "error: --min_nodes 2 of 1 hosts"),
         (["--accelerator=abacus"], "error: unknown accelerator 'abacus'"),
         (
             ["--launcher=pdsh", "--force_multi", "--env=HF_TOKEN=x"],

@@ -1,0 +1,89 @@
+"""Whether a job that ended badly is started again, and on which hosts. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dslaunch.hostfile import Host
+from dslaunch.launcher.verdict import Cause, Interrupted, LaunchFailed, NodeLost, PeerEnded, RankFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How often, and on how few hosts at least; `min_nodes` is None where every host is needed."""
+
+    max_restarts: int
+    min_nodes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a job: its number from 0, the hosts it runs on, and those that wait to replace them.
+
+    `last` is what ended the try before, and `progress` the newest checkpoint that was known then.
+    """
+
+    number: int
+    hosts: tuple[Host, ...]
+    spares: tuple[Host, ...] = ()
+    last: Cause | None = None
+    progress: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Why there is no further try; "" where nobody asked for one."""
+
+    reason: str
+
+
+def first_attempt(hosts: tuple[Host, ...], num_spares: int) -> Attempt:
+    """The last `num_spares` hosts wait. There are more hosts than spares."""
+    num_used = len(hosts) - num_spares
+    return Attempt(0, hosts[:num_used], hosts[num_used:])
+
+
+def next_attempt(limits: Limits, attempt: Attempt, cause: Cause, progress: str) -> Attempt | GiveUp:
+    """After a bad end. `progress` is the newest checkpoint that the job has told of, "" for none."""
+    if limits.max_restarts == 0 or isinstance(cause, Interrupted | PeerEnded):
+        return GiveUp("")
+    if attempt.number >= limits.max_restarts:
+        return GiveUp(f"{attempt.number} restarts did not help (--max_restarts {limits.max_restarts})")
+    if attempt.last is not None and _same(cause, attempt.last) and progress == attempt.progress:
+        return GiveUp("the same failure came back, and no checkpoint was saved in between")
+    hosts = _surviving_hosts(limits, attempt, cause)
+    if isinstance(hosts, GiveUp):
+        return hosts
+    left = tuple(host for host in attempt.spares if host not in hosts)
+    return Attempt(attempt.number + 1, hosts, left, cause, progress)
+
+
+def _surviving_hosts(limits: Limits, attempt: Attempt, cause: Cause) -> tuple[Host, ...] | GiveUp:
+    """A host that is lost or would not start is replaced by a spare, or left out where that is allowed."""
+    match cause:
+        case NodeLost(node_rank) | LaunchFailed(int(node_rank)):
+            before, after = attempt.hosts[:node_rank], attempt.hosts[node_rank + 1 :]
+        case LaunchFailed():
+            return GiveUp("")
+        case _:
+            return attempt.hosts
+    if attempt.spares:
+        return (*before, attempt.spares[0], *after)
+    fewer = (*before, *after)
+    if limits.min_nodes is not None and len(fewer) >= limits.min_nodes:
+        return fewer
+    name = attempt.hosts[node_rank].name
+    if isinstance(cause, LaunchFailed):
+        return GiveUp(f"{name} cannot be used, and there is no spare host")
+    return attempt.hosts  # it may come back
+
+
+def _same(first: Cause, second: Cause) -> bool:
+    """Whether two ends are the same failure: of the same rank in the same way, or of the same node."""
+    match first, second:
+        case RankFailed(a), RankFailed(b):
+            return (a.rank, a.returncode) == (b.rank, b.returncode)
+        case (NodeLost(a), NodeLost(b)) | (LaunchFailed(a), LaunchFailed(b)):
+            return a == b
+        case _:
+            return False
