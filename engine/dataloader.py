@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from dslaunch.engine.batch import World
@@ -50,3 +50,21 @@ class TrainingDataLoader:
             self.data_sampler.set_epoch(self.epoch)
         self.epoch += 1
         return iter(self.dataloader)
+
+
+class RepeatingLoader:
+    """`deepspeed.utils.RepeatingLoader`: iterates `loader` without end, each pass as the loader makes it."""
+
+    def __init__(self, loader: Iterable[object]) -> None:
+        self.loader = loader
+        self._pass = iter(loader)
+
+    def __iter__(self) -> RepeatingLoader:
+        return self
+
+    def __next__(self) -> object:
+        try:
+            return next(self._pass)
+        except StopIteration:
+            self._pass = iter(self.loader)
+            return next(self._pass)

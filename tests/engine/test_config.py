@@ -7,6 +7,7 @@ import base64
 import json
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
@@ -703,3 +704,15 @@ def test_arguments_of_the_script() -> None:
     parser = add_config_arguments(argparse.ArgumentParser())
     args = parser.parse_args(["--deepspeed", "--deepspeed_config", "c.json"])
     assert (args.deepspeed, args.deepspeed_config) == (True, "c.json")
+
+
+@given(JSON_VALUES, st.data())
+def test_comments_and_trailing_commas_change_nothing(value: object, data: st.DataObject) -> None:
+    """Strings that look like comments or hold commas and brackets stay as they are."""
+    body = {"a": value, 'b"//x': "http://y /* z */ # ,]", "c,}": [value, "\\"]}
+    text = json.dumps(body, indent=2)
+    lines = text.split("\n")
+    comments = st.sampled_from(["", " // one, two}", " # three ]", " /* four\n five, */"])
+    loose = "\n".join(line + data.draw(comments) for line in lines)
+    loose = re.sub(r"\n(\s*[}\]])", r",\n\1", loose) if data.draw(st.booleans()) else loose
+    assert json.dumps(parse_text(loose, "x.json")) == json.dumps(body)
