@@ -29,7 +29,7 @@ GRADS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Data:
-    """Shards of some sizes, each `offset` elements into its memory, and the same in fp64."""
+    """Shards, each `offset` elements into its memory with `margin` behind it, and the same in fp64."""
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class Data:
         dtypes: tuple[torch.dtype, torch.dtype | None],
         device: torch.device,
         offset: int = 0,
+        margin: int = 64,
     ) -> None:
         self._grad_dtype, low = dtypes
         self.shards, self.exact = [], []
@@ -45,10 +46,12 @@ class Data:
             theta = torch.randn(numel)
             self.shards.append(
                 Shard(
-                    _placed(theta, device, offset),
-                    tuple(_placed(torch.zeros(numel), device, offset) for _ in range(rule.num_states)),
-                    _placed(torch.zeros(numel, dtype=self._grad_dtype), device, offset),
-                    None if low is None else _placed(torch.zeros(numel, dtype=low), device, offset),
+                    _placed(theta, device, offset, margin),
+                    tuple(
+                        _placed(torch.zeros(numel), device, offset, margin) for _ in range(rule.num_states)
+                    ),
+                    _placed(torch.zeros(numel, dtype=self._grad_dtype), device, offset, margin),
+                    None if low is None else _placed(torch.zeros(numel, dtype=low), device, offset, margin),
                 )
             )
             states = tuple(torch.zeros(numel, dtype=torch.float64) for _ in range(rule.num_states))
@@ -63,7 +66,7 @@ class Data:
             exact.grad.copy_(grad)
 
 
-def _placed(tensor: torch.Tensor, device: torch.device, offset: int) -> torch.Tensor:
-    room = torch.full((tensor.numel() + offset + 64,), 7.0, dtype=tensor.dtype, device=device)
+def _placed(tensor: torch.Tensor, device: torch.device, offset: int, margin: int) -> torch.Tensor:
+    room = torch.full((offset + tensor.numel() + margin,), 7.0, dtype=tensor.dtype, device=device)
     view = room[offset : offset + tensor.numel()]
     return view.copy_(tensor)
