@@ -175,7 +175,9 @@ def _zero(reading: Reading) -> ZeroConfig:
     at = "zero_optimization"
     stage = reading.get(f"{at}.stage", int, 0)
     if stage not in (0, 1, 2, 3):
-        raise ConfigError(f"{at}.stage: expects 0, 1, 2 or 3 but got {stage}", "write 0 or 1", f"{at}.stage")
+        raise ConfigError(
+            f"{at}.stage: expects 0, 1, 2 or 3 but got {stage}", "write one of these", f"{at}.stage"
+        )
     if stage not in STAGES:
         raise ConfigError(
             f"{at}.stage: ZeRO stage {stage} is not supported yet",
