@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dslaunch.launcher.accelerators import ACCELERATORS
 from dslaunch.launcher.errors import UsageError
+from dslaunch.launcher.programs import output_of
 
 _HERE = Path("/")
-_TOOL_TIMEOUT_S = 10.0
 _INTEL, _INTEL_DRIVERS = "0x8086", ("i915", "xe")
 _INTEGRATED = re.compile(r"0000:00:02\.0")  # where Intel's processors have their own graphics
 
@@ -55,7 +54,7 @@ def _cuda(root: Path) -> int:
     if num_devices := _matching(root / "dev", r"nvidia\d+"):
         return num_devices
     # Without device files a tool may still know devices, as under WSL.
-    return count_listed_gpus(_output("nvidia-smi", "-L")) if root == _HERE else 0
+    return count_listed_gpus(output_of("nvidia-smi", "-L")) if root == _HERE else 0
 
 
 def _nvml_count() -> int:
@@ -178,18 +177,3 @@ def _link_name(path: Path) -> str:
         return path.readlink().name
     except OSError:
         return ""
-
-
-def _output(*argv: str) -> str:
-    try:
-        result = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TOOL_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return result.stdout if result.returncode == 0 else ""

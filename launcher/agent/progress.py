@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 
 VARIABLE = "DSLAUNCH_PROGRESS_FILE"
 _MAX_CHARS = 200
@@ -12,7 +11,7 @@ _MAX_CHARS = 200
 
 def path(node_id: str) -> str:
     """Where this node's ranks tell it. The job's id in it is random: nobody can have put a link there."""
-    return os.path.join(tempfile.gettempdir(), f"dslaunch-{node_id}.progress")
+    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"dslaunch-{node_id}.progress")
 
 
 def take(node_id: str) -> str:

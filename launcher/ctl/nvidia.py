@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dslaunch.launcher.ctl.tools import output_of
+from dslaunch.launcher.programs import output_of
 
 _QUERY = ("--query-gpu=driver_version,index,memory.total,name", "--format=csv,noheader,nounits")
 

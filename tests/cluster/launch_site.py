@@ -11,22 +11,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAYLOAD = str(ROOT / "tests/launcher/payload.py")
 MARK = "NCCL_TEST_JOB"
-NASTY = [
-    "",
-    "a b",
-    "it's",
-    '"',
-    "$HOME",
-    "`id`",
-    "a;b",
-    "*",
-    "\n",
-    '{"a": 1}',
-    "%h",
-    "--",
-    "--help",
-    "\udcff",
-]
 
 
 @dataclass(frozen=True)

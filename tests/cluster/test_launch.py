@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launch_site import NASTY, PAYLOAD, Site, wait_until_up
+from launch_site import PAYLOAD, Site, wait_until_up
+from nasty_arguments import NASTY
 from netcluster import Cluster
 
 from dslaunch.runner_backends.embedded import running_hosts

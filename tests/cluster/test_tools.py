@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch_site import NASTY, PAYLOAD, Site, wait_until_up
+from launch_site import PAYLOAD, Site, wait_until_up
+from nasty_arguments import NASTY
 from netcluster import Cluster
 from netcluster.slurm import TOOLS, start_slurm
 

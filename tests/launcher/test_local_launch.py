@@ -13,48 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nasty_arguments import NASTY
 
 PAYLOAD = str(Path(__file__).with_name("payload.py"))
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[bytes]"]
-
-NASTY = [
-    *(
-        "it's",
-        'x"y',
-        "(x)",
-        "<x>",
-        "",
-        "#c",
-        "$HOME",
-        "`id`",
-        "$(id)",
-        "a;b",
-        "a&b",
-        "a|b",
-        "a>b",
-        "*",
-        "*.py",
-    ),
-    *(
-        "~",
-        "{x,y}",
-        "a\nb",
-        "a\tb",
-        "a\\b",
-        "'q'",
-        '{"a": 1}',
-        "%h",
-        "%n",
-        "%u",
-        "!x",
-        "^",
-        "--",
-        "-",
-        "--help",
-    ),
-    *("é", "😀", "\udcff\udcfe", " lead", "trail ", "a b", "=", "x=y", "@", "[a]", "\x01\x1b", "\r"),
-]
 
 
 def job_processes(job: str) -> list[int]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nasty_arguments import TEXT
 
 from dslaunch.runner_backends.command import Backend, Session
 
@@ -22,47 +23,6 @@ if TYPE_CHECKING:
     from conftest import Lane
 
 T = TypeVar("T")
-
-NASTY = [
-    *("", " ", "  edge  ", "a b", "it's", 'x"y', "(x)", "<x>", "#c", "$HOME", "`id`", "$(id)", "a;b", "a&b"),
-    *(
-        "a|b",
-        "a>b",
-        "*",
-        "*.py",
-        "~",
-        "{x,y}",
-        "a\nb",
-        "a\tb",
-        "a\\b",
-        "'q'",
-        '{"a":1}',
-        "%h",
-        "%n",
-        "%u",
-        "%s",
-    ),
-    *(
-        "-",
-        "--",
-        "-n",
-        "!",
-        "!!",
-        "a!b",
-        "\\",
-        "\\n",
-        "'",
-        '"',
-        "''",
-        '""',
-        "'\"'\"'",
-        "=",
-        "a=b",
-        "?",
-        "[a]",
-    ),
-    *("\r", "\x01", "\x1b[0m", "\x7f", "é", "日本", "🚀", "\u2028", "x" * 5000),
-]
 
 
 def drive(lane: Lane, work: Callable[[Backend], Coroutine[object, object, T]]) -> T:
@@ -96,7 +56,7 @@ def argv_seen(lane: Lane, words: list[bytes]) -> list[bytes]:
 
 
 def test_nasty_arguments_arrive_unchanged(lane: Lane) -> None:
-    words = [os.fsencode(word) for word in NASTY]
+    words = [os.fsencode(word) for word in TEXT]
     if lane.carries_any_bytes:
         words.append(bytes(range(1, 256)))
     assert argv_seen(lane, words) == words

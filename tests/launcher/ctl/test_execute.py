@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nasty_arguments import TEXT
 
 from dslaunch.runner_backends.embedded import HostsThread, running_hosts
 
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
 
 
 LIMIT_S = 60.0
-NASTY = [
-    *("", " ", "  edge  ", "a b", "it's", 'x"y', "(x)", "<x>", "#c", "$HOME", "`id`", "$(id)", "a;b", "a&b"),
-    *("a|b", "*", "~", "{x,y}", "a\nb", "a\tb", "a\\nb", '{"a":1}', "%h", "-", "--", "-n", "!", "!!", "a=b"),
-    *("--help", "--no_fold", "'\"'\"'", "[a]", "\r", "\x01", "\x1b[0m", "\u00e9", "\u65e5\u672c", "\u2028"),
-]
 
 
 def words_seen(run: Run, tmp_path: Path, options: tuple[str, ...], words: list[str]) -> list[str]:
@@ -38,8 +34,8 @@ def words_seen(run: Run, tmp_path: Path, options: tuple[str, ...], words: list[s
 
 
 def test_nasty_arguments_arrive_unchanged(run: Run, reach: Reach, hosts: HostsThread, tmp_path: Path) -> None:
-    assert words_seen(run, tmp_path, (*reach(hosts), "--include=worker-1"), NASTY) == NASTY
-    assert words_seen(run, tmp_path, (), NASTY) == NASTY
+    assert words_seen(run, tmp_path, (*reach(hosts), "--include=worker-1"), TEXT) == TEXT
+    assert words_seen(run, tmp_path, (), TEXT) == TEXT
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from nasty_arguments import NASTY
 
 from dslaunch.hostfile import Host
 from dslaunch.runner_backends.command import Group, GroupBackend, GroupCommand, SessionEnd
@@ -22,14 +23,7 @@ if TYPE_CHECKING:
 
 PYTHON = (sys.executable, "-I", "-S", "-u", "-c")
 SOURCE = Path(__file__).parents[3] / "src"
-
-NASTY = [
-    *("", " ", "  edge  ", "a b", "it's", 'x"y', "(x)", "<x>", "#c", "$HOME", "`id`", "$(id)", "a;b", "a&b"),
-    *("a|b", "a>b", "*", "*.py", "~", "{x,y}", "a\nb", "a\tb", "a\\b", "'q'", '{"a":1}', "%%n", "%h", "%u"),
-    *("%s", "%", "%%", "a%nb", "-", "--", "-n", "-N", "!", "!!", "a!b", "\\", "\\n", "'", '"', "''", '""'),
-    *("'\"'\"'", "=", "a=b", "A=b", "?", "[a]", ":", "::", "@", "\n", "\r", "\x01", "\x1b[0m", "\x7f", "é"),
-    *("日本", "🚀", "\u2028", "x" * 5000),
-]
+ARGUMENTS = [word for word in NASTY if word != "%n"]  # which is pdsh's own
 SHOW_ARGUMENTS = "import os, sys; [print(os.fsencode(word).hex()) for word in sys.argv[1:]]"
 
 
@@ -41,7 +35,7 @@ def index_expression(lane: GroupLane) -> tuple[str, str]:
 
 
 def test_nasty_arguments_arrive_unchanged(group_lane: GroupLane) -> None:
-    words = [os.fsencode(word) for word in NASTY]
+    words = [os.fsencode(word) for word in ARGUMENTS]
     words.append(bytes(range(1, 256)))
     dice = random.Random(7)
     words += [bytes(dice.choices(range(1, 256), k=dice.randrange(40))) for _ in range(200)]
@@ -52,7 +46,7 @@ def test_nasty_arguments_arrive_unchanged(group_lane: GroupLane) -> None:
 
 
 def test_without_a_colon_too(group_lane: GroupLane) -> None:
-    words = [os.fsencode(word) for word in NASTY if word != ":"]
+    words = [os.fsencode(word) for word in ARGUMENTS if word != ":"]
     expected = "".join(f"{word.hex()}\n" for word in words).encode()
     assert group_lane.run(*PYTHON, SHOW_ARGUMENTS, *words).outputs == (expected, expected, expected)
 
