@@ -15,10 +15,11 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/dslaunch"
 ROOMS = sorted(path.name for path in SOURCE.iterdir() if path.is_symlink())
 MAX_LINES = 400
-AGENT_IMPORTS = set(
-    "__future__ collections contextlib ctypes dataclasses enum fcntl functools json os platform select selectors "
-    "signal socket stat struct subprocess sys time typing".split()
-)
+AGENT_IMPORTS = {
+    *("__future__", "collections", "contextlib", "ctypes", "dataclasses", "enum", "fcntl", "functools"),
+    *("json", "os", "platform", "select", "selectors", "signal", "socket", "stat", "struct", "subprocess"),
+    *("sys", "time", "typing"),
+}  # fmt: skip
 HEAVY = {"torch", "asyncssh", "paramiko", "numpy", "rich", "asyncio", "yaml", "dslaunch.engine"}
 
 
