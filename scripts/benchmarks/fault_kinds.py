@@ -30,7 +30,7 @@ class Fault(enum.Enum):
         return self in (Fault.KILL_CLI, Fault.TERM_CLI, Fault.INT_CLI)
 
 
-_LOST = r"lost|killed|no sign|unreach|clos|ended|died|daemon|down|signal|SIGKILL|timed? ?out|not respond"
+_LOST = r"lost|killed|no sign|unreach|closed|ended|died|daemon|down|signal|SIGKILL|timed? ?out|not respond"
 
 
 def names_cause(fault: Fault, said: str, rank: int, host: Sequence[str]) -> bool | None:
