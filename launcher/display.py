@@ -175,6 +175,10 @@ class Display:
             f"ranks started after {time.monotonic() - self._started_at:.2f} s)"
         )
 
+    def stays_awake(self) -> None:
+        """Ctrl-Z was typed."""
+        self._say("Ctrl-Z is passed over: hosts would take a sleeping launcher for dead")
+
     def cause_lines(self, cause: Cause) -> list[str]:
         """The words that name a cause."""
         return report(Verdict(cause, (), ()), self._plan, self._device, self._streams.tail)

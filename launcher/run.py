@@ -65,6 +65,7 @@ class Run:
         handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         for number in handled:
             loop.add_signal_handler(number, self._inputs.put_nowait, Interrupted(number))
+        loop.add_signal_handler(signal.SIGTSTP, self._display.stays_awake)
         self._fleet.start(self._inputs.put_nowait)
         if self._peers is not None:
             self._peers.start(self._inputs.put_nowait)
@@ -81,7 +82,7 @@ class Run:
             await self._fleet.close()
             if self._peers is not None:
                 await self._peers.close()
-            for number in handled:
+            for number in (*handled, signal.SIGTSTP):
                 loop.remove_signal_handler(number)
 
     async def _obey(self) -> Verdict:

@@ -176,6 +176,29 @@ def test_notices_reach_the_ranks_and_change_nothing(start: Start, job: str) -> N
     assert process.returncode == 143
 
 
+def test_ctrl_z_does_not_put_the_launcher_to_sleep(start: Start, job: str) -> None:
+    with start("--num_gpus=2", PAYLOAD, "wait", env={"NCCL_TEST_JOB": job}) as process:
+        wait_for(process, "up", 2)
+        process.send_signal(signal.SIGTSTP)
+        assert process.stderr is not None
+        assert any(b"Ctrl-Z is passed over" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+    assert process.returncode == 143
+
+
+def test_stopped_ranks_are_ended_too(start: Start, job: str) -> None:
+    with start("--num_gpus=2", "--grace=1", PAYLOAD, "wait", env={"NCCL_TEST_JOB": job}) as process:
+        wait_for(process, "up", 2)
+        for pid in job_processes(job):
+            if pid != process.pid and b"payload.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert job_processes(job) == []
+
+
 def test_what_a_rank_leaves_behind_does_not_outlive_the_job(start: Start, job: str) -> None:
     with start("--num_gpus=2", PAYLOAD, "daemon", env={"NCCL_TEST_JOB": job}) as process:
         process.communicate(timeout=20)
