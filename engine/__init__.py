@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dslaunch.engine import checkpointing as checkpointing
+    from dslaunch.engine import comm as comm
+    from dslaunch.engine import zero as zero
     from dslaunch.engine.distributed import init_distributed
     from dslaunch.engine.engine import Engine
     from dslaunch.engine.errors import CheckpointError, ConfigError, EngineError
@@ -39,7 +41,7 @@ _HOMES = {
     "add_tuning_arguments": "lr_arguments",
     "init_distributed": "distributed",
 }
-_MODULES = ("checkpointing",)
+_MODULES = ("checkpointing", "comm", "zero")
 
 
 def __getattr__(name: str) -> object:

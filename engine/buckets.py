@@ -1,20 +1,21 @@
-"""Flat buffers: a model's parameters and gradients as views into buckets.
+"""Flat buffers: a model's parameters as views into buckets.
 
-Legend: `P` elements of a bucket, `S` = P / W elements of this rank's shard, `W` shards (ranks at stage 1,
-one at stage 0). `param.data` is a view into `Bucket.params`, the output of one all-gather; `param.grad` is
-a view into `Bucket.grads`, the input of one reduce-scatter. Nothing is copied between backward, the
-collectives and the optimizer.
+Legend: `P` elements of a bucket, `S` = P / W elements of this rank's shard, `W` shards (the ranks, or one
+where nothing is sharded). `param.data` is a view into `Bucket.params`, the output of one all-gather; where
+gradients are whole, `param.grad` is a view into `Bucket.grads`, the input of one reduce-scatter. Nothing is
+copied between backward, the collectives and the optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from dslaunch.engine import collectives
 from dslaunch.engine.errors import EngineError
-from dslaunch.engine.layout import BucketSpec, Layout
+from dslaunch.engine.layout import BucketSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,16 @@ class Sharding:
 
     num_shards: int
     index: int
+    gradients: bool = False  # whether a rank keeps the gradients of its shard only (stages 2 and 3)
+
+
+@dataclass(slots=True, eq=False)
+class ShardState:
+    """The optimizer state of one bucket on this rank."""
+
+    master: torch.Tensor  # [S] fp32; the bucket's own elements where parameters are fp32
+    exp_avg: torch.Tensor  # [S] fp32
+    exp_avg_sq: torch.Tensor  # [S] fp32
 
 
 @dataclass(slots=True, eq=False)
@@ -31,50 +42,35 @@ class Bucket:
 
     spec: BucketSpec
     members: tuple[torch.nn.Parameter, ...]  # in slot order
-    params: torch.Tensor  # [P] compute dtype
-    grads: torch.Tensor  # [P] accumulation dtype
-    grad_views: tuple[torch.Tensor, ...]  # [shape of the member] each, into grads
+    shapes: tuple[torch.Size, ...]  # of the members
     own: slice  # this rank's shard of the bucket
-
-    @property
-    def param_shard(self) -> torch.Tensor:
-        """This rank's parameters, [S]."""
-        return self.params[self.own]
-
-    @property
-    def grad_shard(self) -> torch.Tensor:
-        """This rank's gradients, [S]; the mean over ranks once the bucket is reduced."""
-        return self.grads[self.own]
+    params: torch.Tensor  # [P] compute dtype
+    param_shard: torch.Tensor  # [S] this rank's parameters
+    grads: torch.Tensor | None = None  # [P] accumulation dtype, where every rank keeps all gradients
+    grad_views: tuple[torch.Tensor, ...] = ()  # [shape of the member] each, into grads
+    grad_shard: torch.Tensor | None = None  # [S] the mean over ranks once reduced; None: not trained
+    state: ShardState | None = None  # None: not trained
+    owner: object = None  # the optimizer that steps it
 
     @property
     def grads_in_place(self) -> bool:
         """Whether autograd accumulates into the bucket itself; not so where the dtypes differ."""
-        return self.grads.dtype == self.params.dtype
+        return self.grads is not None and self.grads.dtype == self.params.dtype
 
-    def adopt_gradient(self, index: int) -> None:
-        """Bring member `index`'s gradient into the bucket, wherever autograd or the script has left it.
+    def parts(self, index: int) -> tuple[slice, slice]:
+        """Where member `index` and this rank's shard meet: in the shard [S], and in the flattened member."""
+        slot = self.spec.slots[index]
+        low = max(slot.offset, self.own.start)
+        high = max(min(slot.offset + slot.numel, self.own.stop), low)
+        return slice(low - self.own.start, high - self.own.start), slice(
+            low - slot.offset, high - slot.offset
+        )
 
-        With gradients in place that is one identity test, unless someone set `.grad` to None (then the
-        bucket held nothing worth keeping) or replaced it.
-        """
-        param, view = self.members[index], self.grad_views[index]
-        grad = param.grad
-        if grad is view:
-            return
-        if self.grads_in_place:
-            if grad is None:
-                view.zero_()
-            else:
-                view.copy_(grad)
-            param.grad = view
-        elif grad is not None:
-            view.add_(grad)
-            param.grad = None
+    def gather(self) -> None:
+        """Have the whole parameters here; a resident bucket has."""
 
-    def adopt_gradients(self) -> None:
-        """`adopt_gradient` of every member."""
-        for index in range(len(self.members)):
-            self.adopt_gradient(index)
+    def release(self) -> None:
+        """Give the memory of the whole parameters back, if they are sharded."""
 
     def check_in_place(self) -> None:
         """EngineError if the module was cast or moved, which takes the parameters out of the bucket."""
@@ -84,40 +80,103 @@ class Bucket:
                 "do not move, cast or reassign parameters after initialize",
             )
 
-    def clear_gradients(self) -> None:
-        """Zero the gradients [P] and point every member's `.grad` at its view again."""
-        self.grads.zero_()
-        for param, view in zip(self.members, self.grad_views, strict=True):
-            param.grad = view if self.grads_in_place else None
+    def keep_member(self, index: int) -> None:
+        """Take this rank's part of member `index` into the shard and its master, after it was edited."""
+        part, of_member = self.parts(index)
+        written = self.members[index].data.view(-1)[of_member]
+        self.param_shard[part].copy_(written)
+        if self.state is not None and self.state.master.dtype != self.param_shard.dtype:
+            self.state.master[part].copy_(written)
+
+    def refresh_master(self) -> None:
+        """Take the master anew from the parameters, after something else has written those."""
+        if self.state is not None and self.state.master.dtype != self.param_shard.dtype:
+            self.state.master.copy_(self.param_shard)
 
 
-def build_buckets(
-    layout: Layout,
-    named: Mapping[str, torch.nn.Parameter],
+@dataclass(frozen=True, slots=True, eq=False)
+class Home:
+    """Where a parameter lives; hangs on the parameter itself as `_ds_home`."""
+
+    bucket: Bucket
+    index: int
+
+    @property
+    def name(self) -> str:
+        """The parameter's name in the model."""
+        return self.bucket.spec.slots[self.index].name
+
+    @property
+    def shape(self) -> torch.Size:
+        """The whole parameter's shape, also while it is not gathered."""
+        return self.bucket.shapes[self.index]
+
+
+def home_of(param: torch.Tensor) -> Home | None:
+    """Where `param` lives; None for a parameter that no engine and no zero.Init holds."""
+    home = getattr(param, "_ds_home", None)
+    return home if isinstance(home, Home) else None
+
+
+def shape_of(param: torch.Tensor) -> torch.Size:
+    """The whole parameter's shape, also while it is not gathered."""
+    home = home_of(param)
+    return param.shape if home is None else home.shape
+
+
+def build_resident(
+    spec: BucketSpec,
+    members: Sequence[torch.nn.Parameter],
     sharding: Sharding,
+    device: torch.device,
     grad_dtype: torch.dtype,
-) -> list[Bucket]:
-    """Move the parameters into flat buffers (values kept) and give them zero gradients of `grad_dtype`."""
-    return [
-        _build(spec, [named[slot.name] for slot in spec.slots], sharding, grad_dtype)
-        for spec in layout.buckets
-    ]
-
-
-def _build(
-    spec: BucketSpec, members: Sequence[torch.nn.Parameter], sharding: Sharding, grad_dtype: torch.dtype
 ) -> Bucket:
-    first = members[0]
-    params = torch.zeros(spec.numel, dtype=first.dtype, device=first.device)
-    grads = torch.zeros(spec.numel, dtype=grad_dtype, device=first.device)
-    views: list[torch.Tensor] = []
-    for slot, param in zip(spec.slots, members, strict=True):
-        where = slice(slot.offset, slot.offset + slot.numel)
-        home = params[where].view(param.shape)
-        home.copy_(param.detach())
-        param.data = home
-        views.append(grads[where].view(param.shape))
+    """A bucket that is whole on every rank; gradients too, unless `sharding` says otherwise."""
+    params, views, shapes = flatten(spec, members, device)
+    for param, view in zip(members, views, strict=True):
+        param.data = view
     own = spec.shard(sharding.num_shards, sharding.index)
-    bucket = Bucket(spec, tuple(members), params, grads, tuple(views), slice(own.start, own.stop))
-    bucket.clear_gradients()
+    where = slice(own.start, own.stop)
+    bucket = Bucket(spec, tuple(members), shapes, where, params, params[where])
+    if sharding.gradients:
+        bucket.grad_shard = torch.zeros(len(own), dtype=grad_dtype, device=device)
+    else:
+        bucket.grads = torch.zeros(spec.numel, dtype=grad_dtype, device=device)
+        bucket.grad_views = member_views(spec, bucket.grads, shapes)
+        bucket.grad_shard = bucket.grads[where]
+    settle(bucket)
     return bucket
+
+
+def flatten(
+    spec: BucketSpec, members: Sequence[torch.nn.Parameter], device: torch.device
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], tuple[torch.Size, ...]]:
+    """A new flat buffer [P] with rank 0's values of the members, its views, and the members' shapes."""
+    shapes = tuple(shape_of(param) for param in members)
+    params = torch.zeros(spec.numel, dtype=getattr(torch, spec.dtype), device=device)
+    views = member_views(spec, params, shapes)
+    for param, view in zip(members, views, strict=True):
+        home = home_of(param)
+        if home is not None:
+            home.bucket.gather()
+        view.copy_(param.detach())
+        if home is not None:
+            home.bucket.release()
+    collectives.broadcast(params)
+    return params, views, shapes
+
+
+def member_views(
+    spec: BucketSpec, flat: torch.Tensor, shapes: Sequence[torch.Size]
+) -> tuple[torch.Tensor, ...]:
+    """The members [shape] as views into `flat` [P]."""
+    return tuple(
+        flat[slot.offset : slot.offset + slot.numel].view(shape)
+        for slot, shape in zip(spec.slots, shapes, strict=True)
+    )
+
+
+def settle(bucket: Bucket) -> None:
+    """Tell the members where they live."""
+    for index, param in enumerate(bucket.members):
+        param._ds_home = Home(bucket, index)  # type: ignore[attr-defined]

@@ -28,7 +28,9 @@ from dslaunch.engine.checkpoint_save import (
 )
 from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.layout import Layout, plan_reshard
+from dslaunch.engine.model_weights import load_module
 from dslaunch.engine.optimizer import ShardedAdamW
+from dslaunch.engine.zero import GatheredParameters
 
 if TYPE_CHECKING:
     from dslaunch.engine.engine import Engine
@@ -73,9 +75,13 @@ def load(engine: Engine, request: LoadRequest) -> tuple[str, dict[str, object]] 
     directory, manifest = found[0]
     ranks.settle(ranks.attempt(lambda: _check_fit(engine, request, manifest)))
     state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
+    engine.empty_partition_cache()
     _load_module(engine, request, directory, manifest, state["module_extra"])
     if engine.optimizer is not None:
         _load_optimizer(engine.optimizer, request, directory, manifest)
+        scaler = engine.optimizer.policy.scaler
+        if scaler is not None and _wants_optimizer(request, manifest) and state.get("loss_scaler"):
+            scaler.load_state_dict(state["loss_scaler"])
     if not request.module_only:
         _load_progress(engine, request, manifest, state["lr_scheduler"])
     return str(directory), state["client_state"]
@@ -86,16 +92,16 @@ def _check_fit(engine: Engine, request: LoadRequest, manifest: Manifest) -> None
     if engine.optimizer is None or not _wants_optimizer(request, manifest):
         return
     for bucket in engine.optimizer.buckets:
-        for slot, param in zip(bucket.spec.slots, bucket.members, strict=True):
+        for slot, own in zip(bucket.spec.slots, bucket.shapes, strict=True):
             shape = manifest.shapes.get(slot.name)
             if shape is None and request.module_strict:
                 raise CheckpointError(
                     f"the checkpoint {manifest.tag} has no optimizer state for {slot.name}",
                     "pass load_optimizer_states=False, or load_module_strict=False to start it from zero",
                 )
-            if shape is not None and shape != tuple(param.shape):
+            if shape is not None and shape != tuple(own):
                 raise CheckpointError(
-                    f"{slot.name} has shape {tuple(param.shape)}, in the checkpoint {manifest.tag} {shape}",
+                    f"{slot.name} has shape {tuple(own)}, in the checkpoint {manifest.tag} {shape}",
                     "build the model as it was when it was saved",
                 )
 
@@ -120,10 +126,11 @@ def _load_module(
             tensors[alias] = tensors[name]
     tensors.update(extra)
     if request.custom_load_fn is not None:
-        request.custom_load_fn(src=tensors, dst=engine.module)
+        with GatheredParameters(engine.module.parameters(), modifier_rank=0):
+            request.custom_load_fn(src=tensors, dst=engine.module)
         return
     try:
-        engine.module.load_state_dict(tensors, strict=request.module_strict)
+        load_module(engine, tensors, request.module_strict)
     except RuntimeError as error:
         raise CheckpointError(
             f"the checkpoint {directory} does not fit the module: {error}",
@@ -137,7 +144,6 @@ def _load_optimizer(
     """Masters from the module, then whatever the shards know better, then parameters from masters."""
     optimizer.refresh_masters()
     optimizer.zero_grad()
-    optimizer.reducer.reset()
     if not _wants_optimizer(request, manifest):
         return
     for state in optimizer.shards:

@@ -16,12 +16,14 @@ import torch
 from dslaunch.engine import checkpoint_files as files
 from dslaunch.engine import checkpoint_manifest as manifests
 from dslaunch.engine import log
+from dslaunch.engine.buckets import ShardState
 from dslaunch.engine.checkpoint_files import FileSum
 from dslaunch.engine.checkpoint_manifest import Counters, Manifest
 from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.layout import Layout
 from dslaunch.engine.lr_schedules import LrScheduler
-from dslaunch.engine.optimizer import ShardedAdamW, ShardState
+from dslaunch.engine.model_weights import consolidated
+from dslaunch.engine.optimizer import ShardedAdamW
 
 if TYPE_CHECKING:
     from dslaunch.engine.engine import Engine
@@ -72,15 +74,17 @@ def write_files(engine: Engine, request: SaveRequest, directory: Path) -> dict[s
     """Write this rank's files into `directory`; returns their checksums by name."""
     directory.mkdir(parents=True, exist_ok=True)  # rank 0 has made it; this asks the file server anew
     written: dict[str, FileSum] = {}
+    weights = consolidated(engine.module, request.exclude_frozen_parameters, engine.global_rank == 0, False)
     optimizer = engine.optimizer
     if optimizer is not None and engine.global_rank < optimizer.sharding.num_shards:
         name = manifests.shard_name(optimizer.sharding.index, optimizer.sharding.num_shards)
         written[name] = _write_tensors(directory / name, shard_tensors(optimizer))
     if engine.global_rank == 0:
-        tensors, extra = module_tensors(engine.module, request.exclude_frozen_parameters)
+        tensors, extra = module_tensors(engine.module, weights)
         written[MODULE_FILE] = _write_tensors(directory / MODULE_FILE, tensors)
         content = {
             "client_state": dict(request.client_state),
+            "loss_scaler": None if optimizer is None else optimizer.scaler_state(),
             "lr_scheduler": _scheduler_state(engine.lr_scheduler),
             "module_extra": extra,
         }
@@ -111,15 +115,14 @@ def state_tensor(state: ShardState, kind: str) -> torch.Tensor:
 
 
 def module_tensors(
-    module: torch.nn.Module, exclude_frozen: bool
+    module: torch.nn.Module, weights: Mapping[str, object]
 ) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-    """The module's own tensors, each storage once, and what else its state dict holds."""
+    """The tensors of the module's whole state dict, each once, and what else is in it."""
     aliases = tied_names(module)
-    frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
     tensors: dict[str, torch.Tensor] = {}
     extra: dict[str, object] = {}
-    for name, value in module.state_dict().items():
-        if name in aliases or (exclude_frozen and name in frozen):
+    for name, value in weights.items():
+        if name in aliases:
             continue
         if isinstance(value, torch.Tensor):
             tensors[name] = value
@@ -186,13 +189,13 @@ def _manifest(engine: Engine, tag: str, sums: Mapping[str, FileSum]) -> Manifest
     if optimizer is not None:
         layout = Layout(tuple(bucket.spec for bucket in optimizer.buckets), optimizer.sharding.num_shards)
         for bucket in optimizer.buckets:
-            for slot, param in zip(bucket.spec.slots, bucket.members, strict=True):
-                shapes[slot.name] = tuple(param.shape)
+            for slot, shape in zip(bucket.spec.slots, bucket.shapes, strict=True):
+                shapes[slot.name] = tuple(shape)
     return Manifest(
         tag=tag,
         world_size=engine.world_size,
         zero_stage=engine.zero_optimization_stage(),
-        dtype=engine.config.dtype,
+        dtype=engine.settings.dtype,
         counters=Counters(
             engine.global_steps,
             engine.global_samples,

@@ -24,8 +24,8 @@ def _newest(*names: str) -> _Collective:
     return cast(_Collective, next(getattr(dist, name) for name in names if hasattr(dist, name)))
 
 
-_reduce_scatter = _newest("reduce_scatter_single", "reduce_scatter_tensor")
-_all_gather = _newest("all_gather_single", "all_gather_into_tensor")
+reduce_scatter_flat = _newest("reduce_scatter_single", "reduce_scatter_tensor")
+all_gather_flat = _newest("all_gather_single", "all_gather_into_tensor")
 
 
 class Pending(NamedTuple):
@@ -57,7 +57,7 @@ def reduce_scatter_mean(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
     averages = _averages(bucket)
     operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
     try:
-        work = _reduce_scatter(shard, bucket, op=operation, async_op=True)
+        work = reduce_scatter_flat(shard, bucket, op=operation, async_op=True)
     except (RuntimeError, NotImplementedError) as error:
         # gloo before torch 2.10 refuses some dtypes or the call as a whole, on every rank alike, before it
         # sends anything
@@ -71,7 +71,7 @@ def reduce_scatter_mean(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
 @logged("all_gather")
 def all_gather(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
     """Start filling `bucket` [P] from every rank's `shard` [S], which is its own part of it."""
-    work = _all_gather(bucket, shard, async_op=True)
+    work = all_gather_flat(bucket, shard, async_op=True)
     assert work is not None
     return Pending(work, None, dist.get_world_size())
 
@@ -83,9 +83,15 @@ def all_reduce_sum(value: torch.Tensor) -> None:
 
 
 @logged("broadcast")
-def broadcast(tensor: torch.Tensor) -> None:
-    """Give every rank rank 0's `tensor`, in place."""
-    dist.broadcast(tensor, src=0)
+def broadcast(tensor: torch.Tensor, source: int = 0) -> None:
+    """Give every rank rank `source`'s `tensor`, in place."""
+    if num_ranks() > 1:
+        dist.broadcast(tensor, src=source)
+
+
+def num_ranks() -> int:
+    """How many ranks train together; 1 without a process group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def agree(values: list[int], device: torch.device) -> bool:

@@ -60,7 +60,7 @@ __all__ = [
 STRICT_VARIABLE = "DSLAUNCH_STRICT_CONFIG"
 
 # What the training core can do. Everything else about these keys is already read.
-STAGES = (0, 1)
+STAGES = (0, 1, 2, 3)
 
 _LEVELS: Mapping[str, int] = {
     "debug": logging.DEBUG,

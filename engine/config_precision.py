@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from dslaunch.engine.config_read import Reading
 from dslaunch.engine.config_values import AutocastConfig, DtypeName
 from dslaunch.engine.errors import ConfigError
 
 # Whether the training core can train in fp16. Everything else about it is already read.
-FP16 = False
+FP16 = True
 
-_DTYPE_NAMES: Mapping[str, DtypeName | Literal["fp16"]] = {
+_DTYPE_NAMES: Mapping[str, DtypeName] = {
     **dict.fromkeys(("fp32", "float32", "float"), "fp32"),
     **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
     **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
@@ -34,6 +33,8 @@ def check_precision(reading: Reading) -> None:
 
 def compute_dtype(reading: Reading) -> DtypeName:
     """What parameters are cast to."""
+    if reading.get("fp16.enabled", bool, False) and FP16:
+        return "fp16"
     return "bf16" if reading.get("bf16.enabled", bool, False) else "fp32"
 
 
@@ -43,7 +44,7 @@ def grad_accum_dtype(reading: Reading, dtype: DtypeName) -> DtypeName:
     named = _dtype_name(reading, path)
     if named is None:
         return dtype
-    if named == "fp16" or (named, dtype) == ("bf16", "fp32"):
+    if named not in (dtype, "fp32"):
         raise ConfigError(f"{path}: {named} is not supported with {dtype} parameters", "write fp32", path)
     return named
 
@@ -63,7 +64,7 @@ def check_communication(reading: Reading, accumulation: DtypeName) -> None:
 def autocast(reading: Reading) -> AutocastConfig:
     """The section torch_autocast; ConfigError beside another precision, or where it needs a loss scale."""
     found = reading.record(AutocastConfig, "torch_autocast.")
-    if found.enabled and (compute_dtype(reading) != "fp32" or reading.get("fp16.enabled", bool, False)):
+    if found.enabled and compute_dtype(reading) != "fp32":
         raise ConfigError(
             "torch_autocast is for fp32 parameters, but bf16 or fp16 is enabled too",
             "keep one of them",
@@ -78,7 +79,7 @@ def autocast(reading: Reading) -> AutocastConfig:
     return found
 
 
-def _dtype_name(reading: Reading, path: str) -> DtypeName | Literal["fp16"] | None:
+def _dtype_name(reading: Reading, path: str) -> DtypeName | None:
     text = reading.values.get(path)
     if text is None:
         return None

@@ -21,7 +21,7 @@ from dslaunch.engine.config_observe import (
     WandbConfig,
 )
 
-DtypeName = Literal["fp32", "bf16"]
+DtypeName = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, slots=True)

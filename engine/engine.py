@@ -14,13 +14,18 @@ import torch
 from dslaunch.engine import log
 from dslaunch.engine.autocast import forward_precision
 from dslaunch.engine.batch import BatchSizes
+from dslaunch.engine.casting import cast_floating
 from dslaunch.engine.checkpoint_load import CustomLoad, LoadRequest, load
 from dslaunch.engine.checkpoint_save import SaveRequest, save
 from dslaunch.engine.config import EngineConfig
 from dslaunch.engine.dataloader import TrainingDataLoader
+from dslaunch.engine.engine_info import EngineInfo
 from dslaunch.engine.errors import CheckpointError, EngineError
+from dslaunch.engine.gatherer import Gatherer
 from dslaunch.engine.lr_schedules import LrScheduler
+from dslaunch.engine.model_weights import consolidated, load_module, make_whole, save_16bit_model
 from dslaunch.engine.optimizer import ShardedAdamW
+from dslaunch.engine.placement import Placement
 from dslaunch.engine.ranks import Ranks
 from dslaunch.engine.watch import Progress, Watch
 
@@ -31,15 +36,18 @@ class EngineParts:
 
     module: torch.nn.Module
     config: EngineConfig
+    raw_config: Mapping[str, object]
     batch: BatchSizes
     ranks: Ranks
     device: torch.device
+    placement: Placement
+    gatherer: Gatherer | None  # of stage 3 on several ranks
     optimizer: ShardedAdamW | None
     lr_scheduler: LrScheduler | None
     training_dataloader: TrainingDataLoader | None
 
 
-class Engine(torch.nn.Module):
+class Engine(EngineInfo, torch.nn.Module):
     """A model under ZeRO. Attributes it does not have are looked up on `module`.
 
     The order of one micro step is `loss = engine(batch)`, `engine.backward(loss)`, `engine.step()`; every
@@ -49,10 +57,13 @@ class Engine(torch.nn.Module):
     def __init__(self, parts: EngineParts) -> None:
         super().__init__()
         self.module = parts.module
-        self.config = parts.config
+        self.settings = self._config = parts.config
+        self.config = dict(parts.raw_config)  # as given; what Hugging Face reads
         self.batch_sizes = parts.batch
         self.device = parts.device
         self.ranks = parts.ranks
+        self.placement = parts.placement
+        self.gatherer = parts.gatherer
         self.optimizer = parts.optimizer
         self.lr_scheduler = parts.lr_scheduler
         self.training_dataloader = parts.training_dataloader
@@ -80,16 +91,26 @@ class Engine(torch.nn.Module):
             return getattr(super().__getattr__("module"), name)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The module's own forward."""
-        with self.watch.phase("forward"), forward_precision(self.config.autocast, self.device):
+        """The module's own forward; inputs are cast under fp16.auto_cast."""
+        if self.optimizer is not None and torch.is_grad_enabled():
+            self.optimizer.reducer.after_backward()
+        if self.settings.fp16.auto_cast and self.settings.dtype == "fp16":
+            inputs, named = cast_floating((inputs, named), torch.float16)
+        with self.watch.phase("forward"), forward_precision(self.settings.autocast, self.device):
             return self.module(*inputs, **named)
+
+    def train(self, mode: bool = True) -> Engine:
+        """Put the module into training mode (or not); returns the engine."""
+        super().train(mode)
+        return self
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
         """Accumulate the gradients of `loss` (a scalar) / accumulation steps; returns that quotient.
 
-        `loss.backward()` works as well; the division is then the script's.
+        In fp16 what is run backward is that quotient times the loss scale. `loss.backward()` works as well;
+        the division, and `engine.scale(loss)` in fp16, are then the script's.
         """
         optimizer = self._must_train()
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.grad_fn is None:
@@ -105,36 +126,42 @@ class Engine(torch.nn.Module):
         accumulation = self.batch_sizes.accumulation
         if scale_wrt_gas and accumulation > 1:
             loss = loss / accumulation
+        scaled = self.scale(loss)
         with self.watch.phase("backward"):
-            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            optimizer.reducer.after_backward()
+        if self.gatherer is not None and not retain_graph:
+            self.gatherer.finish_pass()
         self.watch.loss(loss)
         return loss
 
-    def step(self) -> None:
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """`loss` times the loss scale, for scripts that call `.backward()` on it; as it is but in fp16."""
+        factor = self.loss_scale()
+        return loss if factor == 1 else loss.float() * factor
+
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Count a micro step; at the boundary update parameters, schedule and counters. Collective.
+
+        `lr_kwargs` go to the scheduler's step.
 
         A step without a backward before it is a step with zero gradients.
         """
         optimizer = self._must_train()
         if not self._syncing:
             raise EngineError("step() inside no_sync()", "leave the no_sync block first")
+        self._applied = False
         if self.is_gradient_accumulation_boundary():
+            if self.gatherer is not None:
+                self.gatherer.finish_pass()
             with self.watch.phase("step"):
                 optimizer.step()
-            self._applied = not optimizer.overflow
             self.global_steps += 1
             self.global_samples += self.batch_sizes.train
-            if optimizer.overflow:
-                self.skipped_steps += 1
-                norm = optimizer.global_norm()
-                log.warn(
-                    self.global_rank, f"step {self.global_steps} is left out: the gradient norm is {norm}"
-                )
-            elif self.lr_scheduler is not None:
-                self.lr_scheduler.step()
+            self._conclude(optimizer, lr_kwargs or {})
             self.watch.finished(self._progress(), self.batch_sizes)
         else:
-            self._applied = False
+            optimizer.reducer.after_backward()
         self.micro_steps += 1
         self._arm()
 
@@ -225,53 +252,76 @@ class Engine(torch.nn.Module):
         """Whether the last `step()` updated the parameters."""
         return self._applied
 
-    def get_global_grad_norm(self) -> float | None:
-        """The L2 norm of the last step's mean gradient over all ranks, before clipping."""
-        return None if self.optimizer is None else self.optimizer.global_norm()
+    def module_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any]:
+        """The module's state dict, without the `module.` prefix of `state_dict()`; shards at stage 3."""
+        frozen = {name for name, param in self.module.named_parameters() if not param.requires_grad}
+        return {
+            name: value
+            for name, value in self.module.state_dict().items()
+            if not (exclude_frozen_parameters and name in frozen)
+        }
 
-    def get_lr(self) -> list[float]:
-        """The learning rate of every parameter group."""
-        return [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
+    def load_module_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Load whole tensors into the module, sharded or not, and take the masters from them."""
+        load_module(self, dict(state_dict), strict)
+        if self.optimizer is not None:
+            self.optimizer.refresh_masters()
 
-    def get_mom(self) -> list[object]:
-        """The betas of every parameter group."""
-        return [] if self.optimizer is None else [group["betas"] for group in self.optimizer.param_groups]
+    def save_16bit_model(
+        self,
+        save_dir: str | Path,
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Write the whole model's weights in the compute dtype. Collective; rank 0 writes.
 
-    def train_batch_size(self) -> int:
-        """Samples of one optimizer step over all ranks."""
-        return self.batch_sizes.train
+        False at stage 3 unless `stage3_gather_16bit_weights_on_model_save` allows gathering.
+        """
+        return save_16bit_model(self, save_dir, save_filename, exclude_frozen_parameters)
 
-    def train_micro_batch_size_per_gpu(self) -> int:
-        """Samples of one forward on one rank."""
-        return self.batch_sizes.micro
+    def _consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, Any] | None:
+        """The whole model's weights on rank 0, None elsewhere. Collective at stage 3."""
+        keep = self.global_rank == 0
+        found = consolidated(self.module, exclude_frozen_parameters, keep)
+        return found if keep else None
 
-    def gradient_accumulation_steps(self) -> int:
-        """Micro steps of one optimizer step."""
-        return self.batch_sizes.accumulation
+    def _zero3_consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, Any] | None:
+        """The same; Hugging Face calls it by this name."""
+        return self._consolidated_16bit_state_dict(exclude_frozen_parameters)
 
-    def zero_optimization_stage(self) -> int:
-        """0: everything on every rank; 1: optimizer state sharded."""
-        return self.config.zero.stage
+    def empty_partition_cache(self) -> None:
+        """Release the parameters that stage 3 has gathered."""
+        if self.gatherer is not None:
+            self.gatherer.finish_pass()
 
-    def gradient_clipping(self) -> float:
-        """The largest global gradient norm; 0 is no clipping."""
-        return self.config.gradient_clipping
+    def compile(self, backend: str = "inductor", compile_kwargs: Mapping[str, Any] | None = None) -> None:
+        """torch.compile the module in place: as a whole, or unit by unit where units are gathered."""
+        targets = [self.module]
+        if self.gatherer is not None:
+            targets = list(dict.fromkeys(unit.module for unit in self.placement.units))
+            self.gatherer.stop_watching()
+        for target in targets:
+            forward = torch.compile(target.forward, backend=backend, **(compile_kwargs or {}))
+            target.forward = forward
+        self.is_compiled = True
 
-    def steps_per_print(self) -> int | None:
-        """Optimizer steps between two progress lines; None: no lines."""
-        return self.config.steps_per_print
+    def destroy(self) -> None:
+        """Take all hooks off the module and forget optimizer state; sharded parameters become whole again.
 
-    def bfloat16_enabled(self) -> bool:
-        """Whether parameters are bf16."""
-        return self.config.dtype == "bf16"
-
-    def fp16_enabled(self) -> bool:
-        """Always false: fp16 is not supported yet."""
-        return False
-
-    def module_state_dict(self) -> dict[str, Any]:
-        """The module's state dict, without the `module.` prefix of `state_dict()`."""
-        return self.module.state_dict()
+        Collective at stage 3. The module can be given to another engine.
+        """
+        if self.gatherer is not None:
+            self.gatherer.remove()
+            self.gatherer = None
+        if self.optimizer is not None:
+            self.optimizer.reducer.remove()
+        make_whole(self.module)
+        self.optimizer = None
+        self.lr_scheduler = None
 
     def _must_train(self) -> ShardedAdamW:
         if self.optimizer is None:
@@ -296,6 +346,22 @@ class Engine(torch.nn.Module):
             self.get_mom(),
             0 if loader is None else max(loader.epoch - 1, 0),
         )
+
+    def _conclude(self, optimizer: ShardedAdamW, lr_kwargs: Mapping[str, Any]) -> None:
+        """Count the step as applied or skipped; scale and schedule follow."""
+        scaler = optimizer.policy.scaler
+        said = "" if scaler is None else scaler.update(optimizer.overflow)
+        if optimizer.overflow:
+            self.skipped_steps += 1
+            norm = optimizer.global_norm()
+            log.warn(
+                self.global_rank,
+                said or f"step {self.global_steps} is left out: the gradient norm is {norm}",
+            )
+            return
+        self._applied = True
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step(**lr_kwargs)
 
 
 def _describe(loss: object) -> str:

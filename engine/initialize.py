@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import argparse
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from dslaunch.engine import checkpointing, collectives, log
 from dslaunch.engine.batch import World, resolve_batch
-from dslaunch.engine.buckets import Bucket, Sharding, build_buckets
+from dslaunch.engine.buckets import Bucket
 from dslaunch.engine.config import EngineConfig, load_config
 from dslaunch.engine.config_observe import ActivationCheckpointingConfig
-from dslaunch.engine.config_source import ConfigInput, choose_source
+from dslaunch.engine.config_source import ConfigInput, choose_source, load_source
 from dslaunch.engine.dataloader import TrainingDataLoader
 from dslaunch.engine.distributed import current_world, init_distributed, use_device
 from dslaunch.engine.engine import Engine, EngineParts
 from dslaunch.engine.errors import EngineError
-from dslaunch.engine.layout import Layout, ParamSpec, plan_layout
+from dslaunch.engine.gather_order import GatherOrder
+from dslaunch.engine.gatherer import Gatherer, GatherLimits
+from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.lr_schedules import LrScheduler, build_scheduler
 from dslaunch.engine.optimizer import ShardedAdamW, StepPolicy
-from dslaunch.engine.param_groups import GroupPlan, ModelParameters, ParamGroup, plan_groups
+from dslaunch.engine.param_groups import GroupPlan, ModelParameters, plan_groups
+from dslaunch.engine.placement import DTYPES, Placement, place
+from dslaunch.engine.rank_order import RankOrder
 from dslaunch.engine.ranks import join
-from dslaunch.engine.reducer import Reducer
+from dslaunch.engine.reducer import GradientReducer, Reducer
+from dslaunch.engine.shard_reducer import ShardReducer
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 Initialized = tuple[Engine, ShardedAdamW | None, TrainingDataLoader | None, LrScheduler | None]
 SchedulerInput = LrScheduler | Callable[[torch.optim.Optimizer], LrScheduler]
-
-# Buckets no larger than this leave early enough to overlap with backward, and are large enough for full
-# bandwidth. reduce_bucket_size is a cap on top of it.
-OVERLAP_BUCKET_NUMEL = 1 << 25
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -74,27 +72,29 @@ def initialize(
     for name, value in (("mpu", mpu), ("mesh_param", mesh_param)):
         if value is not None:
             raise EngineError(f"{name} is not supported: all ranks are data-parallel", f"drop {name}=")
-    settings = load_config(choose_source(config, config_params, args))
+    source = choose_source(config, config_params, args)
+    settings = load_config(source)
     log.start(settings.log_level)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     world = current_world()
     batch = resolve_batch(settings.batch, world)
     plan = plan_groups(settings.optimizer, optimizer, model_parameters, model)
     device = use_device(world)
-    _place(model, settings, device)
-    wrapped = None if plan is None else _build_optimizer(model, plan, settings, world)
-    _synchronize(model, [] if wrapped is None else wrapped.buckets, world)
-    if wrapped is not None:
-        wrapped.refresh_masters()
+    placement = place(model, [] if plan is None else plan.groups, settings, world, device)
+    gatherer = _build_gatherer(model, placement, settings, world)
+    wrapped = None if plan is None else _build_optimizer(plan, placement, gatherer, settings)
     if settings.activation_checkpointing != ActivationCheckpointingConfig():
         checkpointing.adopt(settings.activation_checkpointing)
     engine = Engine(
         EngineParts(
             module=model,
             config=settings,
+            raw_config=load_source(source).raw,
             batch=batch,
             device=device,
             ranks=join(world),
+            placement=placement,
+            gatherer=gatherer,
             optimizer=wrapped,
             lr_scheduler=_scheduler(settings, lr_scheduler, wrapped, plan),
             training_dataloader=None
@@ -108,93 +108,39 @@ def initialize(
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
-def _place(model: torch.nn.Module, settings: EngineConfig, device: torch.device) -> None:
-    """Cast floating parameters to the compute dtype and move the module; buffers keep their dtype."""
-    dtype = _DTYPES[settings.dtype]
-    for name, param in model.named_parameters():
-        if param.is_meta:
-            raise EngineError(
-                f"parameter {name} is on the meta device", "materialise the model before initialize"
-            )
-        if param.requires_grad and not param.is_floating_point():
-            raise EngineError(
-                f"parameter {name} is {param.dtype}: only real numbers are trained", "freeze it"
-            )
-        if settings.dtype == "fp32" and param.requires_grad and param.dtype != torch.float32:
-            raise EngineError(
-                f"parameter {name} is {param.dtype}, but the config trains in fp32",
-                'write "bf16": {"enabled": true}, or build the model in fp32',
-            )
-        if param.is_floating_point() and param.dtype != dtype and settings.dtype != "fp32":
-            param.data = param.data.to(dtype)
-    model.to(device)
-
-
 def _build_optimizer(
-    model: torch.nn.Module, plan: GroupPlan, settings: EngineConfig, world: World
+    plan: GroupPlan, placement: Placement, gatherer: Gatherer | None, settings: EngineConfig
 ) -> ShardedAdamW:
-    named = dict(model.named_parameters())
-    layout = _layout(named, plan.groups, settings, world)
-    sharding = Sharding(layout.num_shards, world.rank if layout.num_shards > 1 else 0)
-    buckets = build_buckets(layout, named, sharding, _DTYPES[settings.grad_accum_dtype])
-    reducer = Reducer(buckets, sharding, world.size, settings.zero.overlap_comm)
-    policy = StepPolicy(settings.gradient_clipping, settings.check_grad_overflow)
-    return ShardedAdamW(plan.groups, buckets, sharding, reducer, policy)
-
-
-def _layout(
-    named: dict[str, torch.nn.Parameter], groups: list[ParamGroup], settings: EngineConfig, world: World
-) -> Layout:
-    group_of: dict[int, int] = {}
-    homes: dict[int, str] = {}
-    for name, param in named.items():
-        other = homes.setdefault(param.data_ptr(), name) if param.numel() else name
-        if other != name:
-            raise EngineError(
-                f"parameters {other} and {name} share their memory but are two Parameter objects",
-                "tie them by assigning the same Parameter to both modules",
-            )
-    for number, group in enumerate(groups):
-        for param in group["params"]:  # type: ignore[attr-defined]
-            if id(param) in group_of:
-                raise EngineError("a parameter stands in two parameter groups", "keep it in one of them")
-            group_of[id(param)] = number
-    specs = [
-        ParamSpec(name, param.numel(), group_of[id(param)], str(param.dtype).removeprefix("torch."))
-        for name, param in named.items()
-        if id(param) in group_of
-    ]
-    if not specs:
-        raise EngineError(
-            "there is nothing to train: no parameter in the groups is the model's and requires a gradient",
-            "pass model_parameters=model.parameters() of the model given to initialize",
+    zero = settings.zero
+    reducer: GradientReducer
+    if placement.sharding.gradients:
+        reducer = ShardReducer(
+            placement.trained,
+            zero.overlap_comm,
+            DTYPES[settings.grad_accum_dtype],
+            _ignore if gatherer is None else gatherer.bucket_complete,
         )
-    if len(specs) != len(group_of):
-        raise EngineError(
-            f"{len(group_of) - len(specs)} of the parameters to train are not the model's",
-            "pass parameters of the model given to initialize",
-        )
-    num_shards = world.size if settings.zero.stage >= 1 else 1
-    return plan_layout(specs, num_shards, min(settings.zero.reduce_bucket_size, OVERLAP_BUCKET_NUMEL))
+    else:
+        reducer = Reducer(placement.trained, placement.sharding, collectives.num_ranks(), zero.overlap_comm)
+    scaler = LossScaler(settings.fp16) if settings.dtype == "fp16" else None
+    skip = scaler is not None or settings.check_grad_overflow
+    policy = StepPolicy(settings.gradient_clipping, skip, scaler)
+    return ShardedAdamW(plan.groups, placement.trained, placement.sharding, reducer, policy)
 
 
-def _synchronize(model: torch.nn.Module, buckets: Sequence[Bucket], world: World) -> None:
-    """Give every rank rank 0's parameters and buffers, after checking that all built the same model."""
-    if world.size == 1:
-        return
-    bucketed = {id(param) for bucket in buckets for param in bucket.members}
-    others = [param for param in model.parameters() if id(param) not in bucketed]
-    tensors = [*(bucket.params for bucket in buckets), *(p.data for p in others), *model.buffers()]
-    description = [
-        (name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()
-    ]
-    if tensors and not collectives.agree([zlib.crc32(repr(description).encode())], tensors[0].device):
-        raise EngineError(
-            "the ranks have built different models (parameter names, shapes or dtypes differ)",
-            "build the model from the same arguments on every rank",
-        )
-    for tensor in tensors:
-        collectives.broadcast(tensor)
+def _build_gatherer(
+    model: torch.nn.Module, placement: Placement, settings: EngineConfig, world: World
+) -> Gatherer | None:
+    if not placement.sharded:
+        return None
+    config = settings.zero.stage3
+    order = GatherOrder(RankOrder(world, placement.sharded[0].param_shard.device).compare)
+    limits = GatherLimits(config.prefetch_bucket_size, config.max_live_parameters)
+    return Gatherer(model, placement.units, placement.sharded, order, limits)
+
+
+def _ignore(_: Bucket) -> None:
+    """Nobody has to know that a bucket's gradients are complete."""
 
 
 def _scheduler(
@@ -226,7 +172,8 @@ def _scheduler(
 
 
 def _introduce(engine: Engine) -> None:
-    config, sizes, rank, world_size = engine.config, engine.batch_sizes, engine.global_rank, engine.world_size
+    config, sizes = engine.settings, engine.batch_sizes
+    rank, world_size = engine.global_rank, engine.world_size
     for note in config.notes:
         log.say(rank, note)
     for warning in config.warnings:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+RESIDENT = -1  # the unit of parameters that stay whole on every rank
 ALIGNMENT_NUMEL = 64  # 128 bytes of bf16: a cache line, a TMA address, NCCL's widest store
 
 
@@ -20,8 +21,9 @@ class ParamSpec:
 
     name: str
     numel: int
-    group: int  # index of its optimizer parameter group
+    group: int  # index of its optimizer parameter group; -1: frozen
     dtype: str = "fp32"
+    unit: int = RESIDENT  # the stage-3 unit it is gathered with
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,12 @@ class BucketSpec:
     dtype: str
     slots: tuple[Slot, ...]
     numel: int
+    unit: int = RESIDENT
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether some elements belong to no parameter."""
+        return self.numel != sum(slot.numel for slot in self.slots)
 
     def shard(self, num_shards: int, index: int) -> range:
         """The elements of shard `index` of `num_shards`."""
@@ -80,15 +88,16 @@ def plan_layout(
     """Fill buckets in reverse order of use, as backward makes gradients ready.
 
     A bucket closes before its slots would exceed `bucket_numel`; a parameter larger than that gets a bucket
-    of its own. Buckets are ordered by their last parameter, the one they wait for.
+    of its own. A unit of stage 3 has one bucket per dtype and group, however large. Buckets are ordered by
+    their last parameter, the one they wait for.
     """
-    open_buckets: dict[tuple[str, int], list[int]] = {}
+    open_buckets: dict[tuple[str, int, int], list[int]] = {}
     closed: list[list[int]] = []
     for index in reversed(range(len(params))):
-        key = (params[index].dtype, params[index].group)
+        key = (params[index].dtype, params[index].group, params[index].unit)
         members = open_buckets.setdefault(key, [])
         filled = sum_aligned((params[i].numel for i in members), alignment)
-        if members and filled + params[index].numel > bucket_numel:
+        if members and params[index].unit == RESIDENT and filled + params[index].numel > bucket_numel:
             closed.append(members)
             members = open_buckets[key] = []
         members.append(index)
@@ -145,4 +154,4 @@ def _bucket(index: int, members: Sequence[ParamSpec], num_shards: int, alignment
         slots.append(Slot(param.name, index, offset, param.numel))
         offset += round_up(param.numel, alignment)
     numel = max(round_up(offset, num_shards * alignment), num_shards * alignment)
-    return BucketSpec(index, members[0].group, members[0].dtype, tuple(slots), numel)
+    return BucketSpec(index, members[0].group, members[0].dtype, tuple(slots), numel, members[0].unit)

@@ -18,11 +18,14 @@ from typing import cast
 import torch
 
 from dslaunch.engine import collectives
-from dslaunch.engine.buckets import Bucket, Sharding
+from dslaunch.engine.buckets import Bucket, Sharding, ShardState
+from dslaunch.engine.collectives import Pending
 from dslaunch.engine.errors import EngineError
+from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.ops.adamw import AdamWShard, AdamWStep, adamw_
 from dslaunch.engine.param_groups import ParamGroup
-from dslaunch.engine.reducer import Reducer
+from dslaunch.engine.reducer import GradientReducer
+from dslaunch.engine.sharded import ShardedBucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +33,8 @@ class StepPolicy:
     """What `step` does about the gradient norm."""
 
     clipping: float  # largest global norm; 0: do not clip
-    skip_nonfinite: (
-        bool  # read the norm on the host once a step, and leave out steps whose norm is inf or nan
-    )
-
-
-@dataclass(slots=True, eq=False)
-class ShardState:
-    """The optimizer state of one bucket on this rank."""
-
-    master: torch.Tensor  # [S] fp32; the bucket's own elements where parameters are fp32
-    exp_avg: torch.Tensor  # [S] fp32
-    exp_avg_sq: torch.Tensor  # [S] fp32
+    skip_nonfinite: bool  # leave out steps whose norm is inf or nan; costs one host read a step
+    scaler: LossScaler | None = None  # fp16: what the gradients were multiplied by
 
 
 class ShardedAdamW(torch.optim.Optimizer):
@@ -55,19 +48,34 @@ class ShardedAdamW(torch.optim.Optimizer):
         groups: Sequence[ParamGroup],
         buckets: Sequence[Bucket],
         sharding: Sharding,
-        reducer: Reducer,
+        reducer: GradientReducer,
         policy: StepPolicy,
     ) -> None:
         self.buckets = buckets
         self.sharding = sharding
         self.reducer = reducer
         self.policy = policy
-        self.shards = [_new_state(bucket) for bucket in buckets]
+        for bucket in buckets:
+            bucket.state = _new_state(bucket)
+            bucket.owner = self
         self.num_applied = 0  # Adam's t
         self.overflow = False  # the last step was left out
         self._num_groups = len(groups)
         self._norm: torch.Tensor | float | None = None
         super().__init__(cast("list[dict[str, object]]", list(groups)), {})
+
+    @property
+    def shards(self) -> list[ShardState]:
+        """The state of every bucket on this rank."""
+        return [bucket.state for bucket in self.buckets if bucket.state is not None]
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before backward; 1 unless in fp16."""
+        return 1.0 if self.policy.scaler is None else self.policy.scaler.scale
+
+    # What Hugging Face and scripts read.
+    cur_scale = loss_scale
 
     def add_param_group(self, param_group: dict[str, object]) -> None:
         """Part of construction only; torch's own would import torch._dynamo, over a second of start-up."""
@@ -84,7 +92,7 @@ class ShardedAdamW(torch.optim.Optimizer):
             raise EngineError("step(closure) is not supported", "call backward, then step()")
         self.reducer.finish()
         norm = self._global_norm()
-        scale = self._clip_scale(norm)
+        scale = self._gradient_scale(norm)
         self._norm = norm
         self.overflow = False
         if self.policy.skip_nonfinite:
@@ -93,16 +101,19 @@ class ShardedAdamW(torch.optim.Optimizer):
             self.overflow = not math.isfinite(self._norm)
         if not self.overflow:
             self._update(scale)
-        self.zero_grad()
-        self.reducer.reset()
+        self.reducer.clear()
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Zero all gradients. They stay views into the buckets, so `set_to_none` has no effect."""
-        for bucket in self.buckets:
-            bucket.clear_gradients()
+        """Forget all gradients of this step; `set_to_none` has no effect."""
+        self.reducer.clear()
+
+    def set_lr(self, lr: float) -> None:
+        """Give every parameter group this learning rate."""
+        for group in self.param_groups:
+            group["lr"] = lr
 
     def global_norm(self) -> float | None:
-        """The L2 norm of the last step's mean gradient, before clipping; None before the first step."""
+        """The L2 norm of the last step's mean gradient, unscaled and before clipping; None before a step."""
         return self._norm.item() if isinstance(self._norm, torch.Tensor) else self._norm
 
     def publish(self) -> None:
@@ -111,16 +122,23 @@ class ShardedAdamW(torch.optim.Optimizer):
         for bucket, state in zip(self.buckets, self.shards, strict=True):
             if state.master.dtype != bucket.params.dtype:
                 bucket.param_shard.copy_(state.master)
-            if self.sharding.num_shards > 1:
-                pending.append(collectives.all_gather(bucket.params, bucket.param_shard))
+            pending += self._start_gather(bucket)
         for work in pending:
+            work.wait()
+
+    def republish(self, bucket: Bucket) -> None:
+        """Give every rank the whole parameters of one bucket, after shards were written. Collective."""
+        for work in self._start_gather(bucket):
             work.wait()
 
     def refresh_masters(self) -> None:
         """Take the masters anew from the parameters, after something else has written those."""
-        for bucket, state in zip(self.buckets, self.shards, strict=True):
-            if state.master.dtype != bucket.params.dtype:
-                state.master.copy_(bucket.param_shard)
+        for bucket in self.buckets:
+            bucket.refresh_master()
+
+    def scaler_state(self) -> dict[str, float] | None:
+        """What the loss scaler carries; None unless in fp16."""
+        return None if self.policy.scaler is None else self.policy.scaler.state_dict()
 
     def state_dict(self) -> dict[str, object]:
         """Refused: one rank's shard alone cannot be resumed from."""
@@ -144,32 +162,45 @@ class ShardedAdamW(torch.optim.Optimizer):
                 state.master,
                 state.exp_avg,
                 state.exp_avg_sq,
-                bucket.grad_shard,
+                _grad_of(bucket),
                 bucket.param_shard if state.master.dtype != bucket.params.dtype else None,
             )
             adamw_(shard, steps[bucket.spec.group], scale)
-            if self.sharding.num_shards > 1:
-                pending.append(collectives.all_gather(bucket.params, bucket.param_shard))
+            pending += self._start_gather(bucket)
         for work in pending:
             work.wait()
 
+    def _start_gather(self, bucket: Bucket) -> list[Pending]:
+        """Start giving every rank the new parameters, unless they are only gathered when needed."""
+        if self.sharding.num_shards == 1 or isinstance(bucket, ShardedBucket):
+            return []
+        return [collectives.all_gather(bucket.params, bucket.param_shard)]
+
     def _global_norm(self) -> torch.Tensor:
         """L2 norm over all shards in fp32, a scalar on the device; padding is zero and adds nothing."""
-        norms = [torch.linalg.vector_norm(bucket.grad_shard, dtype=torch.float32) for bucket in self.buckets]
+        norms = [torch.linalg.vector_norm(_grad_of(bucket), dtype=torch.float32) for bucket in self.buckets]
         squares = torch.stack(norms).square().sum()
         if self.sharding.num_shards > 1:
             collectives.all_reduce_sum(squares)
-        return squares.sqrt()
+        norm = squares.sqrt()
+        return norm if self.policy.scaler is None else norm / self.policy.scaler.scale
 
-    def _clip_scale(self, norm: torch.Tensor) -> torch.Tensor | None:
-        """What gradients are multiplied by: 1 / max(1, (norm + 1e-6) / clipping), as DeepSpeed clips."""
-        if self.policy.clipping == 0:
-            return None
-        return ((norm + 1e-6) / self.policy.clipping).clamp(min=1.0).reciprocal()
+    def _gradient_scale(self, norm: torch.Tensor) -> torch.Tensor | None:
+        """What gradients are multiplied by: 1 / loss scale / max(1, (norm + 1e-6) / clipping)."""
+        scaler, clipping = self.policy.scaler, self.policy.clipping
+        if clipping == 0:
+            return None if scaler is None else torch.full_like(norm, 1 / scaler.scale)
+        scale = ((norm + 1e-6) / clipping).clamp(min=1.0).reciprocal()
+        return scale if scaler is None else scale / scaler.scale
+
+
+def _grad_of(bucket: Bucket) -> torch.Tensor:
+    assert bucket.grad_shard is not None
+    return bucket.grad_shard
 
 
 def _new_state(bucket: Bucket) -> ShardState:
-    own = bucket.param_shard
+    own = bucket.param_shard  # fp32 parameters are their own masters
     master = own if own.dtype == torch.float32 else own.float()
     return ShardState(master, torch.zeros_like(master), torch.zeros_like(master))
 

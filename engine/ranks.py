@@ -100,6 +100,7 @@ def join(world: World) -> Ranks:
     door = dist.new_group(backend="gloo", timeout=_enter_timeout())
     assert isinstance(group, dist.ProcessGroup)
     assert isinstance(door, dist.ProcessGroup)
+    dist.barrier(group)  # a rank that is done early must not leave while others still connect
     return Ranks(world, weakref.ref(group), weakref.ref(door))
 
 

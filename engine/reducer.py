@@ -1,14 +1,17 @@
-"""Averaging gradients over ranks, bucket by bucket, while backward still runs.
+"""Averaging whole gradients over ranks, bucket by bucket, while backward still runs (stages 0 and 1).
 
-Every parameter has a post-accumulate-grad hook that counts down its bucket. On the last micro step of an
-optimizer step (`armed`) a full bucket is sent off at once, provided all buckets before it are: ranks that
-differ in which parameters they use still issue the same collectives in the same order. `finish` sends what
-hooks did not (unused parameters) and waits.
+Legend: `P` elements of a bucket.
+Autograd leaves the first gradients of a step where it likes; when the last one of a bucket has arrived, one
+fused copy brings them into the bucket [P], which costs less than adding each to zeros. Later micro steps
+accumulate in place. On the last micro step of an optimizer step (`armed`) a full bucket is sent off at
+once, provided all buckets before it are: ranks that differ in which parameters they use still issue the
+same collectives in the same order. `finish` sends what hooks did not (unused parameters) and waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -16,6 +19,28 @@ from dslaunch.engine import collectives
 from dslaunch.engine.buckets import Bucket, Sharding
 from dslaunch.engine.collectives import Pending
 from dslaunch.engine.errors import EngineError
+
+
+class GradientReducer(Protocol):
+    """What turns gradients into the mean over ranks of this rank's shard; one class per gradient policy."""
+
+    armed: bool
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether another backward pass would come too late."""
+
+    def after_backward(self) -> None:
+        """A backward pass of the engine is over."""
+
+    def finish(self) -> None:
+        """Average everything that is left and wait for all of it; then `Bucket.grad_shard` holds the mean."""
+
+    def clear(self) -> None:
+        """Forget all gradients; the next backward is the first of a step."""
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters."""
 
 
 class Reducer:
@@ -29,55 +54,108 @@ class Reducer:
         self._overlap = overlap and num_ranks > 1
         self._missing = [len(bucket.members) for bucket in buckets]
         self._in_flight: list[Pending] = []  # of buckets [0, len)
+        self._finished = False  # everything of this step has been averaged
+        self._filled = [False] * len(buckets)  # whether the bucket holds gradients of this step
         self._handles = [
             param.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._hook(number, index)
             )
             for number, bucket in enumerate(buckets)
             for index, param in enumerate(bucket.members)
-            if self._overlap or not bucket.grads_in_place
         ]
 
     @property
     def has_sent(self) -> bool:
         """Whether some bucket of this optimizer step has already been reduced or is being reduced."""
-        return bool(self._in_flight)
+        return bool(self._in_flight) or self._finished
+
+    def after_backward(self) -> None:
+        """Count anew: the next backward pass brings every gradient again.
+
+        Buckets that stayed incomplete must not let autograd accumulate in a narrower dtype than theirs.
+        """
+        for number, bucket in enumerate(self._buckets):
+            begun = 0 < self._missing[number] < len(bucket.members)
+            if begun and not bucket.grads_in_place and number >= len(self._in_flight):
+                self._adopt(number)
+        self._missing = [len(bucket.members) for bucket in self._buckets]
 
     def finish(self) -> None:
         """Average everything that is left and wait for all of it; then `Bucket.grad_shard` holds the mean."""
+        if self._finished:
+            return
+        self._finished = True
         for bucket in self._buckets:
             bucket.check_in_place()
-        for bucket in self._buckets[len(self._in_flight) :]:
-            bucket.adopt_gradients()
+        for number in range(len(self._in_flight), len(self._buckets)):
+            self._adopt(number)
             if self._num_ranks > 1:
-                self._in_flight.append(self._send(bucket))
+                self._in_flight.append(self._send(self._buckets[number]))
         for pending in self._in_flight:
             pending.wait()
 
-    def reset(self) -> None:
-        """Forget the finished step."""
+    def clear(self) -> None:
+        """Forget all gradients and what was in flight."""
+        for bucket in self._buckets:
+            for param in bucket.members:
+                param.grad = None
         self._in_flight.clear()
+        self._finished = False
         self._missing = [len(bucket.members) for bucket in self._buckets]
+        self._filled = [False] * len(self._buckets)
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
 
     def _hook(self, number: int, index: int) -> Callable[[torch.Tensor], None]:
         bucket = self._buckets[number]
 
-        def ready(_: torch.Tensor) -> None:
+        def arrived(_: torch.Tensor) -> None:
             if number < len(self._in_flight):
                 raise _arrived_twice(bucket.spec.slots[index].name)
-            bucket.adopt_gradient(index)
-            if self.armed and self._overlap:
-                self._missing[number] -= 1
-                if self._missing[number] == 0:
+            self._missing[number] -= 1
+            if self._missing[number] == 0:
+                self._adopt(number)
+                if self.armed and self._overlap:
                     self._send_ready()
 
-        return ready
+        return arrived
+
+    def _adopt(self, number: int) -> None:
+        """Bring the bucket's gradients into it, wherever autograd or the script has left them.
+
+        A missing gradient is zero, also when the script has set it to None after it was adopted.
+        """
+        bucket = self._buckets[number]
+        assert bucket.grads is not None
+        first, in_place = not self._filled[number], bucket.grads_in_place
+        self._filled[number] = True
+        if first and self._num_ranks > 1 and bucket.spec.has_padding:
+            bucket.grads.zero_()  # padding too: a reduce-scatter may leave anything there
+        views, grads = [], []
+        for param, view in zip(bucket.members, bucket.grad_views, strict=True):
+            grad = param.grad
+            if grad is view:
+                continue
+            if grad is not None:
+                views.append(view)
+                grads.append(grad)
+            elif first or in_place:
+                view.zero_()
+            param.grad = view if in_place else None
+        add = not first and not in_place
+        if grads:
+            (torch._foreach_add_ if add else torch._foreach_copy_)(views, grads)
 
     def _send_ready(self) -> None:
         while len(self._in_flight) < len(self._buckets) and self._missing[len(self._in_flight)] <= 0:
             self._in_flight.append(self._send(self._buckets[len(self._in_flight)]))
 
     def _send(self, bucket: Bucket) -> Pending:
+        assert bucket.grads is not None
+        assert bucket.grad_shard is not None
         if self._sharded:
             return collectives.reduce_scatter_mean(bucket.grads, bucket.grad_shard)
         return collectives.all_reduce_mean(bucket.grads)

@@ -12,6 +12,7 @@ from equivalence_cases import FEATURES, Net, full_state
 
 import dslaunch.engine as deepspeed
 from dslaunch.engine import checkpoint_files, checkpoint_save
+from dslaunch.engine.model_weights import consolidated
 
 GLOBAL_BATCH = 8
 
@@ -59,7 +60,9 @@ def train(engine: deepspeed.Engine, num_steps: int, seed: int) -> list[float]:
 
 def state_of(engine: deepspeed.Engine) -> dict[str, torch.Tensor]:
     """Everything training depends on, whole, on every rank. Collective."""
-    found = {f"module.{name}": value.clone() for name, value in engine.module.state_dict().items()}
+    found = {
+        f"module.{name}": value.clone() for name, value in consolidated(engine.module, False, True).items()
+    }
     for kind in ("master", "exp_avg", "exp_avg_sq"):
         found.update({f"{kind}.{name}": value for name, value in full_state(engine, kind).items()})
     return found

@@ -26,6 +26,7 @@ class Case:
     name: str
     stage: int
     bf16: bool = False
+    fp16: bool = False
     accumulation: int = 1
     clipping: float = 0.0
     model: tuple[str, ...] = ()  # of: tied frozen unused branch
@@ -36,6 +37,14 @@ class Case:
     adam_w: bool = True
     zero: dict[str, object] = field(default_factory=dict)
     grad_accum: str | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float16 if self.fp16 else torch.bfloat16 if self.bf16 else torch.float32
+
+    @property
+    def loss_scale(self) -> float:
+        return 256.0 if self.fp16 else 1.0
 
 
 class Net(torch.nn.Module):
@@ -92,7 +101,7 @@ def train_plainly(
     model: torch.nn.Module, case: Case, data: torch.Tensor, world: int
 ) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     """Losses, gradient norms and final fp32 masters of the plain loop."""
-    dtype = torch.bfloat16 if case.bf16 else torch.float32
+    dtype = case.dtype
     master = copy.deepcopy(
         model
     )  # from the parameters as the engine sees them first: rounded to the compute dtype
@@ -114,12 +123,13 @@ def train_plainly(
                 x = chunk(step_data.to(dtype), case, world, rank, micro)
                 loss = loss_of(work, x, rank)
                 total += loss.item() / (world * case.accumulation)
-                grads = torch.autograd.grad(loss / case.accumulation, copies, allow_unused=True)
+                scaled = loss / case.accumulation * case.loss_scale
+                grads = torch.autograd.grad(scaled, copies, allow_unused=True)
                 for into, grad in zip(sums, grads, strict=True):
                     if grad is not None:
                         into += grad
             for into, grad in zip(mean, sums, strict=True):
-                into += grad.float() / world
+                into += grad.float() / world / case.loss_scale
         for param, grad in zip(trained, mean, strict=True):
             param.grad = grad
         limit = case.clipping or float("inf")
@@ -138,6 +148,7 @@ def config_of(case: Case, world: int) -> dict[str, object]:
         "gradient_accumulation_steps": case.accumulation,
         "gradient_clipping": case.clipping,
         "bf16": {"enabled": case.bf16},
+        "fp16": {"enabled": case.fp16, "initial_scale_power": 8},
         "zero_optimization": {"stage": case.stage, **case.zero},
         "log_level": "error",
     }
@@ -159,7 +170,7 @@ def train_with_engine(
         engine = deepspeed.initialize(model=model, optimizer=client, config=config_of(case, 1))[0]
     else:
         engine = deepspeed.initialize(model=model, model_parameters=groups, config=config_of(case, 1))[0]
-    dtype = torch.bfloat16 if case.bf16 else torch.float32
+    dtype = case.dtype
     losses, norms = [], []
     for step_data in data:
         if case.forget:
@@ -169,7 +180,7 @@ def train_with_engine(
             x = chunk(step_data.to(dtype), case, engine.world_size, engine.global_rank, micro)
             loss = loss_of(engine, x, engine.global_rank)
             if case.direct:
-                (loss / case.accumulation).backward()
+                engine.scale(loss / case.accumulation).backward()
             else:
                 engine.backward(loss)
             assert engine.is_gradient_accumulation_boundary() == (micro == case.accumulation - 1)
@@ -193,14 +204,19 @@ def full_state(engine: deepspeed.Engine, kind: str) -> dict[str, torch.Tensor]:
             shards = [torch.empty_like(own) for _ in range(engine.world_size)]
             dist.all_gather(shards, own)
         flat = torch.cat(shards)
-        for slot, param in zip(bucket.spec.slots, bucket.members, strict=True):
-            found[slot.name] = flat[slot.offset : slot.offset + slot.numel].view(param.shape)
+        for slot, shape in zip(bucket.spec.slots, bucket.shapes, strict=True):
+            found[slot.name] = flat[slot.offset : slot.offset + slot.numel].view(shape)
     return found
 
 
 def ranks_agree(engine: deepspeed.Engine) -> bool:
     """Whether all ranks hold bit-equal parameters, and these are the rounded masters. Collective."""
     masters = full_state(engine, "master")
+    with deepspeed.zero.GatheredParameters(engine.module.parameters()):
+        return _ranks_agree(engine, masters)
+
+
+def _ranks_agree(engine: deepspeed.Engine, masters: dict[str, torch.Tensor]) -> bool:
     rounded = all(
         torch.equal(param.detach(), masters[name].to(param.dtype))
         for name, param in engine.module.named_parameters()

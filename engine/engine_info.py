@@ -1,0 +1,134 @@
+"""What an engine tells about itself: DeepSpeed's getters, one line each."""
+
+from __future__ import annotations
+
+import torch
+
+from dslaunch.engine.batch import BatchSizes
+from dslaunch.engine.config import EngineConfig
+from dslaunch.engine.errors import EngineError
+from dslaunch.engine.optimizer import ShardedAdamW
+from dslaunch.engine.placement import DTYPES
+
+
+class EngineInfo:
+    """Mixed into `Engine`."""
+
+    settings: EngineConfig
+    batch_sizes: BatchSizes
+    optimizer: ShardedAdamW | None
+    dp_world_size: int
+
+    def get_lr(self) -> list[float]:
+        """The learning rate of every parameter group."""
+        return [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
+
+    def set_lr(self, lr: float) -> None:
+        """Give every parameter group this learning rate."""
+        if self.optimizer is not None:
+            self.optimizer.set_lr(lr)
+
+    def get_mom(self) -> list[object]:
+        """The betas of every parameter group."""
+        return [] if self.optimizer is None else [group["betas"] for group in self.optimizer.param_groups]
+
+    def get_global_grad_norm(self) -> float | None:
+        """The L2 norm of the last step's mean gradient over all ranks, unscaled and before clipping."""
+        return None if self.optimizer is None else self.optimizer.global_norm()
+
+    def train_batch_size(self) -> int:
+        """Samples of one optimizer step over all ranks."""
+        return self.batch_sizes.train
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Samples of one forward on one rank."""
+        return self.batch_sizes.micro
+
+    def gradient_accumulation_steps(self) -> int:
+        """Micro steps of one optimizer step."""
+        return self.batch_sizes.accumulation
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Take so many samples an optimizer step from the next one on, by more or fewer micro steps."""
+        per_round = self.batch_sizes.micro * self.dp_world_size
+        if train_batch_size < per_round or train_batch_size % per_round:
+            raise ValueError(
+                "Train batch size must be divisible by micro-batch data parallelism: "
+                f"{train_batch_size} is not a multiple of {self.batch_sizes.micro} * {self.dp_world_size}"
+            )
+        self.batch_sizes = BatchSizes(train_batch_size, self.batch_sizes.micro, train_batch_size // per_round)
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Take so many samples a forward; the number of micro steps stays, the train batch follows."""
+        accumulation = self.batch_sizes.accumulation
+        self.batch_sizes = BatchSizes(
+            micro_batch_size * accumulation * self.dp_world_size, micro_batch_size, accumulation
+        )
+
+    def zero_optimization_stage(self) -> int:
+        """0: everything on every rank; 1: optimizer state sharded; 2: gradients too; 3: parameters too."""
+        return self.settings.zero.stage
+
+    def zero_optimization(self) -> bool:
+        """Whether anything is sharded."""
+        return self.settings.zero.stage > 0
+
+    def zero_optimization_partition_gradients(self) -> bool:
+        """Whether gradients are sharded."""
+        return self.settings.zero.stage >= 2
+
+    def zero_optimization_partition_weights(self) -> bool:
+        """Whether parameters are sharded."""
+        return self.settings.zero.stage == 3
+
+    def zero_gather_16bit_weights_on_model_save(self) -> bool:
+        """Whether `save_16bit_model` may gather the whole model of stage 3."""
+        return self.settings.zero.stage3.gather_16bit_weights_on_model_save
+
+    def gradient_clipping(self) -> float:
+        """The largest global gradient norm; 0 is no clipping."""
+        return self.settings.gradient_clipping
+
+    def steps_per_print(self) -> int | None:
+        """Optimizer steps between two progress lines; None: no lines."""
+        return self.settings.steps_per_print
+
+    def wall_clock_breakdown(self) -> bool:
+        """Whether the config asks for the times of forward, backward and step."""
+        return bool(getattr(self.settings, "wall_clock_breakdown", False))
+
+    def bfloat16_enabled(self) -> bool:
+        """Whether parameters are bf16."""
+        return self.settings.dtype == "bf16"
+
+    def fp16_enabled(self) -> bool:
+        """Whether parameters are fp16."""
+        return self.settings.dtype == "fp16"
+
+    def amp_enabled(self) -> bool:
+        """Never: Apex is not supported."""
+        return False
+
+    def loss_scale(self) -> float:
+        """What `backward` multiplies the loss by; 1 unless in fp16."""
+        return 1.0 if self.optimizer is None else self.optimizer.loss_scale
+
+    def dynamic_loss_scale(self) -> bool:
+        """Whether the loss scale changes with overflows."""
+        scaler = None if self.optimizer is None else self.optimizer.policy.scaler
+        return scaler is not None and scaler.dynamic
+
+    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
+        """The dtypes of parameters and of accumulated gradients."""
+        return DTYPES[self.settings.dtype], DTYPES[self.settings.grad_accum_dtype]
+
+    def get_batch_info(self) -> tuple[int, int, int]:
+        """(train batch, micro batch, accumulation steps)."""
+        return self.batch_sizes.train, self.batch_sizes.micro, self.batch_sizes.accumulation
+
+    def offload_states(self, *_: object, **__: object) -> None:
+        """Refused: states stay on the training device."""
+        raise EngineError("offload_states is not supported yet", "free the engine with destroy() instead")
+
+    def reload_states(self, *_: object, **__: object) -> None:
+        """Nothing has been offloaded."""

@@ -1,0 +1,47 @@
+"""The order in which stage 3 needs its buckets: recorded in one pass, expected in the next. No torch.
+
+A pass is what happens between two forwards of the model: its forward and, in training, its backward. While a
+pass goes as the last one of its kind did, what comes next is known, and so is that all ranks agree. From the
+first step that is new, every one is compared with the other ranks before anything is sent: ranks that have
+parted are told so, instead of waiting for each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+Compare = Callable[[str], None]  # raises unless every rank is at the same step
+
+
+class GatherOrder:
+    """Which bucket is needed when."""
+
+    def __init__(self, compare: Compare) -> None:
+        self._compare = compare
+        self._recorded: dict[Hashable, tuple[int, ...]] = {}
+        self._kind: Hashable = None
+        self._expected: tuple[int, ...] = ()
+        self._known = False  # the pass has gone as expected so far
+        self._steps: list[int] = []
+
+    def begin(self, kind: Hashable) -> None:
+        """A new pass; `kind` tells passes apart that go differently (training, evaluation)."""
+        if self._steps:
+            self._recorded[self._kind] = tuple(self._steps)
+        self._kind = kind
+        self._expected = self._recorded.get(kind, ())
+        self._known = bool(self._expected)
+        self._steps = []
+
+    def step(self, bucket: int, where: str) -> None:
+        """`bucket` is needed next, `where` in the model; raises if the ranks are not all there."""
+        position = len(self._steps)
+        self._steps.append(bucket)
+        if self._known and self._expected[position : position + 1] == (bucket,):
+            return
+        self._known = False
+        self._compare(where)
+
+    def ahead(self) -> Sequence[int]:
+        """The buckets expected after this step, nearest first; empty where nothing is known."""
+        return self._expected[len(self._steps) :] if self._known else ()

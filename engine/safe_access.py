@@ -1,0 +1,186 @@
+"""Reading and writing what a parameter is trained with: its fp32 master, gradient and optimizer state.
+
+Legend: `S` elements of a rank's shard of a bucket.
+DeepSpeed's `safe_get_full_*` and friends. The full variants are collective, and return (or take) tensors of
+the parameter's own shape in fp32; the local ones see this rank's part, 1-D, possibly empty. All return None
+for parameters that are not trained. Gradients are there between the backward of the last micro step and
+`step()`, averaged over ranks and unscaled.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dslaunch.engine import collectives
+from dslaunch.engine.buckets import Home, home_of
+from dslaunch.engine.errors import EngineError
+from dslaunch.engine.optimizer import ShardedAdamW
+
+STATE_KEYS = ("exp_avg", "exp_avg_sq")
+
+
+def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """The fp32 master. Collective."""
+    home = _trained(param)
+    return None if home is None else _collect(home, _master(home))
+
+
+def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Set the master, and the parameter to it, rounded. Collective; every rank passes the same `value`."""
+    home = _must_be_trained(param)
+    part = _scatter(home, _master(home), value)
+    _publish(home, part)
+
+
+def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
+    """`exp_avg` or `exp_avg_sq`. Collective."""
+    home = _trained(param)
+    return None if home is None else _collect(home, _state(home, optim_state_key))
+
+
+def safe_set_full_optimizer_state(
+    param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str
+) -> None:
+    """Set `exp_avg` or `exp_avg_sq`; every rank passes the same `value`."""
+    home = _must_be_trained(param)
+    _scatter(home, _state(home, optim_state_key), value)
+
+
+def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """The mean gradient over ranks. Collective; finishes the averaging that is still under way."""
+    home = _trained(param)
+    if home is None:
+        return None
+    optimizer = _optimizer(home)
+    optimizer.reducer.finish()
+    return _collect(home, _grad(home)) / optimizer.loss_scale
+
+
+def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Set the mean gradient; every rank passes the same `value`. Collective."""
+    home = _must_be_trained(param)
+    optimizer = _optimizer(home)
+    optimizer.reducer.finish()
+    _scatter(home, _grad(home), value * optimizer.loss_scale)
+
+
+def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """This rank's part of the fp32 master, 1-D."""
+    home = _trained(param)
+    return None if home is None else _local(home, _master(home)).clone()
+
+
+def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Set this rank's part of the master, and the parameter's; collective below stage 3."""
+    home = _must_be_trained(param)
+    _local(home, _master(home)).copy_(value.reshape(-1))
+    _publish(home, home.bucket.parts(home.index)[0])
+
+
+def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
+    """This rank's part of the mean gradient, 1-D, fp32. Collective where averaging is still under way."""
+    home = _trained(param)
+    if home is None:
+        return None
+    optimizer = _optimizer(home)
+    optimizer.reducer.finish()
+    return _local(home, _grad(home)).float() / optimizer.loss_scale
+
+
+def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
+    """Set this rank's part of the mean gradient."""
+    home = _must_be_trained(param)
+    optimizer = _optimizer(home)
+    optimizer.reducer.finish()
+    _local(home, _grad(home)).copy_(value.reshape(-1) * optimizer.loss_scale)
+
+
+def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
+    """This rank's part of `exp_avg` or `exp_avg_sq`, 1-D."""
+    home = _trained(param)
+    return None if home is None else _local(home, _state(home, optim_state_key)).clone()
+
+
+def safe_set_local_optimizer_state(
+    param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str
+) -> None:
+    """Set this rank's part of `exp_avg` or `exp_avg_sq`."""
+    home = _must_be_trained(param)
+    _local(home, _state(home, optim_state_key)).copy_(value.reshape(-1))
+
+
+def _trained(param: torch.nn.Parameter) -> Home | None:
+    home = home_of(param)
+    return home if home is not None and home.bucket.state is not None else None
+
+
+def _must_be_trained(param: torch.nn.Parameter) -> Home:
+    home = _trained(param)
+    if home is None:
+        raise EngineError("the parameter is not trained by an engine", "pass a parameter of engine.module")
+    return home
+
+
+def _optimizer(home: Home) -> ShardedAdamW:
+    optimizer = home.bucket.owner
+    assert isinstance(optimizer, ShardedAdamW)
+    return optimizer
+
+
+def _master(home: Home) -> torch.Tensor:
+    assert home.bucket.state is not None
+    return home.bucket.state.master
+
+
+def _state(home: Home, key: str) -> torch.Tensor:
+    if key not in STATE_KEYS:
+        raise EngineError(f"there is no optimizer state {key!r}", f"ask for {' or '.join(STATE_KEYS)}")
+    found = getattr(home.bucket.state, key)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def _grad(home: Home) -> torch.Tensor:
+    assert home.bucket.grad_shard is not None
+    return home.bucket.grad_shard
+
+
+def _local(home: Home, flat: torch.Tensor) -> torch.Tensor:
+    """This rank's part of the parameter in `flat` [S], a view."""
+    return flat[home.bucket.parts(home.index)[0]]
+
+
+@torch.no_grad()
+def _collect(home: Home, flat: torch.Tensor) -> torch.Tensor:
+    """The whole parameter's elements out of every rank's `flat` [S], in the parameter's shape."""
+    part, of_member = home.bucket.parts(home.index)
+    whole = torch.zeros(home.shape.numel(), dtype=torch.float32, device=flat.device)
+    whole[of_member] = flat[part].float()
+    if _is_sharded(home):
+        collectives.all_reduce_sum(whole)
+    return whole.view(home.shape)
+
+
+@torch.no_grad()
+def _scatter(home: Home, flat: torch.Tensor, value: torch.Tensor) -> slice:
+    """Write this rank's part of `value` into `flat` [S]; returns where."""
+    if value.shape != home.shape:
+        raise EngineError(
+            f"{home.name} has shape {tuple(home.shape)}, the value {tuple(value.shape)}",
+            "pass a whole tensor",
+        )
+    part, of_member = home.bucket.parts(home.index)
+    flat[part] = value.reshape(-1)[of_member].to(flat)
+    return part
+
+
+@torch.no_grad()
+def _publish(home: Home, part: slice) -> None:
+    """Round the master into the parameter's shard; whole parameters are gathered anew."""
+    bucket = home.bucket
+    bucket.param_shard[part] = _master(home)[part].to(bucket.param_shard.dtype)
+    _optimizer(home).republish(bucket)
+
+
+def _is_sharded(home: Home) -> bool:
+    return home.bucket.param_shard.numel() != home.bucket.spec.numel

@@ -1,0 +1,167 @@
+"""Averaging gradients of which a rank keeps its own shard only (stages 2 and 3).
+
+Legend: `P` elements of a bucket, `S` = P / W elements of this rank's shard, `W` data-parallel ranks.
+Every backward pass is one round over all buckets, in their order, the same on every rank: when a bucket's
+last gradient has arrived, one fused copy brings them into one of IN_FLIGHT buffers [P], which is
+reduce-scattered; what arrives is added to the bucket's accumulated shard [S] before that buffer is used
+again. So no more than IN_FLIGHT buffers of the largest bucket exist beside the shards, and nothing but the
+buffer about to be reused is waited for. Buckets that stay incomplete (unused parameters) leave when the
+round is closed: after backward, before the next forward or by `finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from dslaunch.engine import collectives
+from dslaunch.engine.buckets import Bucket, member_views
+from dslaunch.engine.collectives import Pending
+
+IN_FLIGHT = 2
+
+
+class _Arriving(NamedTuple):
+    """A reduce-scatter on its way to `bucket`; `into` is the bucket's own shard or added to it."""
+
+    pending: Pending
+    bucket: Bucket
+    into: torch.Tensor  # [S]
+
+
+class ShardReducer:
+    """Owns the hooks, the buffers and the collectives in flight. Without `overlap` rounds run when closed."""
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        overlap: bool,
+        grad_dtype: torch.dtype,
+        on_complete: Callable[[Bucket], None],
+    ) -> None:
+        self.armed = False  # has no meaning here: every round reduces
+        self._buckets = buckets
+        self._overlap = overlap
+        self._dtype = grad_dtype
+        self._on_complete = on_complete
+        self._buffers: list[torch.Tensor] = []  # [largest P] each
+        self._views: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}  # by buffer and bucket
+        self._arriving: list[_Arriving | None] = [None] * IN_FLIGHT
+        self._num_sent = 0
+        self._missing = [len(bucket.members) for bucket in buckets]
+        self._next = 0  # the first bucket of this round that has not been sent
+        self._open = False  # gradients have arrived in this round
+        self._fresh = [True] * len(buckets)  # nothing accumulated in this step yet
+        self._handles = [
+            param.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
+            for number, bucket in enumerate(buckets)
+            for param in bucket.members
+        ]
+
+    @property
+    def has_sent(self) -> bool:
+        """Never: another backward pass is another round."""
+        return False
+
+    def after_backward(self) -> None:
+        """Close the round if gradients have arrived in it."""
+        if self._open:
+            self.close_round()
+
+    def close_round(self) -> None:
+        """Send what this backward pass has not sent yet."""
+        for number in range(self._next, len(self._buckets)):
+            self._send(number)
+        self._missing = [len(bucket.members) for bucket in self._buckets]
+        self._next = 0
+        self._open = False
+
+    def finish(self) -> None:
+        """Close the round (or make one of zeros) and wait until every shard holds its mean."""
+        for bucket in self._buckets:
+            if bucket.params.untyped_storage().size():
+                bucket.check_in_place()
+        if self._open or any(self._fresh):
+            self.close_round()
+        self._drain()
+
+    def clear(self) -> None:
+        """Forget all gradients; whatever arrives next is the first of a step."""
+        self._drain()
+        for bucket in self._buckets:
+            for param in bucket.members:
+                param.grad = None
+        self._fresh = [True] * len(self._buckets)
+        self._missing = [len(bucket.members) for bucket in self._buckets]
+        self._next = 0
+        self._open = False
+
+    def remove(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        def arrived(_: torch.Tensor) -> None:
+            if number < self._next:  # a second backward pass before the first one's round was closed
+                self.close_round()
+            self._open = True
+            self._missing[number] -= 1
+            if self._missing[number] == 0:
+                self._on_complete(self._buckets[number])
+                while self._overlap and self._next < len(self._buckets) and self._missing[self._next] <= 0:
+                    self._send(self._next)
+
+        return arrived
+
+    def _send(self, number: int) -> None:
+        bucket = self._buckets[number]
+        assert bucket.grad_shard is not None
+        slot = self._num_sent % IN_FLIGHT
+        self._num_sent += 1
+        self._settle(slot)
+        self._fill(slot, number)
+        into = bucket.grad_shard
+        if not self._fresh[number]:
+            into = torch.empty_like(into)
+        self._fresh[number] = False
+        pending = collectives.reduce_scatter_mean(self._buffers[slot][: bucket.spec.numel], into)
+        self._arriving[slot] = _Arriving(pending, bucket, into)
+        self._next = number + 1
+
+    def _fill(self, slot: int, number: int) -> None:
+        """Bring the bucket's gradients into buffer `slot`; those that are missing are zero, as is padding."""
+        bucket = self._buckets[number]
+        if not self._buffers:
+            largest = max(bucket.spec.numel for bucket in self._buckets)
+            device = bucket.param_shard.device
+            self._buffers = [torch.empty(largest, dtype=self._dtype, device=device) for _ in range(IN_FLIGHT)]
+        buffer = self._buffers[slot][: bucket.spec.numel]
+        views = self._views.get((slot, number))
+        if views is None:
+            views = self._views[slot, number] = member_views(bucket.spec, buffer, bucket.shapes)
+        found = [(view, param.grad) for view, param in zip(views, bucket.members, strict=True)]
+        targets = [view for view, grad in found if grad is not None]
+        if bucket.spec.has_padding or len(targets) < len(views):
+            buffer.zero_()
+        if targets:
+            torch._foreach_copy_(targets, [grad for _, grad in found if grad is not None])
+            for param in bucket.members:
+                param.grad = None
+
+    def _settle(self, slot: int) -> None:
+        """Wait for the reduce-scatter out of buffer `slot` and add what it brings."""
+        arriving = self._arriving[slot]
+        if arriving is None:
+            return
+        self._arriving[slot] = None
+        arriving.pending.wait()
+        assert arriving.bucket.grad_shard is not None
+        if arriving.into is not arriving.bucket.grad_shard:
+            arriving.bucket.grad_shard.add_(arriving.into)
+
+    def _drain(self) -> None:
+        for slot in range(IN_FLIGHT):
+            self._settle((self._num_sent + slot) % IN_FLIGHT)

@@ -1,0 +1,159 @@
+"""Parameters of which a rank keeps its own shard only (stage 3): gathered before use, released after it.
+
+Legend: `P` elements of a bucket, `S` = P / W elements of this rank's shard, `W` data-parallel ranks.
+[Note: storage of gathered parameters] `params` [P] is one tensor for the bucket's whole life; releasing
+empties its storage, gathering fills it again. Autograd may have saved views of it (a transposed weight):
+they see the new values, and hold no memory meanwhile. A released member's own `.data` is a tensor of shape
+[0], so that whoever touches it gets an error and not freed memory. Allocation, use and release all happen on
+the compute stream, and the collective's stream waits for what was enqueued before it: no record_stream.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+import torch.distributed as dist
+
+from dslaunch.engine import collectives
+from dslaunch.engine.buckets import Bucket, Sharding, flatten, home_of, settle
+from dslaunch.engine.collectives import Pending
+from dslaunch.engine.errors import EngineError
+from dslaunch.engine.layout import BucketSpec
+
+
+class ZeroParamStatus(Enum):
+    """Where the whole of a sharded parameter is; DeepSpeed's names."""
+
+    AVAILABLE = 1  # gathered: `gather` has moved it here
+    NOT_AVAILABLE = 2  # only the ranks' shards exist: `release`
+    INFLIGHT = 3  # being gathered: `start_gather`
+
+
+@dataclass(slots=True, eq=False)
+class ShardedBucket(Bucket):
+    """A bucket whose parameters exist as shards, and whole only while gathered."""
+
+    views: tuple[torch.Tensor, ...] = ()  # the members in `params`
+    empty: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # what released members point at
+    status: ZeroParamStatus = ZeroParamStatus.AVAILABLE
+    pending: Pending | None = None
+    num_holders: int = 0  # GatheredParameters contexts that keep it gathered
+
+    def start_gather(self) -> None:
+        """Start the all-gather unless the parameters are here or on their way."""
+        if self.status is not ZeroParamStatus.NOT_AVAILABLE:
+            return
+        self.params.untyped_storage().resize_(self.params.numel() * self.params.element_size())
+        if collectives.num_ranks() == 1:
+            self.params.copy_(self.param_shard)
+        else:
+            self.pending = collectives.all_gather(self.params, self.param_shard)
+        self._mark(ZeroParamStatus.INFLIGHT)
+
+    def gather(self) -> None:
+        """Have the whole parameters here; the current stream waits for them."""
+        self.start_gather()
+        if self.status is ZeroParamStatus.AVAILABLE:
+            return
+        if self.pending is not None:
+            try:
+                self.pending.wait()
+            except RuntimeError as error:
+                raise EngineError(
+                    f"gathering {self.spec.slots[0].name} failed: {str(error).splitlines()[0]}",
+                    "see what the other ranks say: all must run the same modules in the same order",
+                ) from error
+            self.pending = None
+        for param, view in zip(self.members, self.views, strict=True):
+            param.data = view
+        self._mark(ZeroParamStatus.AVAILABLE)
+
+    def release(self) -> None:
+        """Give the memory of the whole parameters back; edits made to them are lost."""
+        if self.num_holders or self.status is ZeroParamStatus.NOT_AVAILABLE:
+            return
+        if self.pending is not None:
+            self.pending.wait()
+            self.pending = None
+        for param in self.members:
+            param.data = self.empty
+        self.params.untyped_storage().resize_(0)
+        self._mark(ZeroParamStatus.NOT_AVAILABLE)
+
+    def _mark(self, status: ZeroParamStatus) -> None:
+        self.status = status
+        for param in self.members:
+            param.ds_status = status  # type: ignore[attr-defined]
+
+
+def build_sharded(
+    spec: BucketSpec,
+    members: Sequence[torch.nn.Parameter],
+    sharding: Sharding,
+    device: torch.device,
+    grad_dtype: torch.dtype | None,
+) -> ShardedBucket:
+    """Shard the members (whole, or sharded by zero.Init) with rank 0's values; `grad_dtype` None: frozen.
+
+    Collective. No more than this one bucket and one of its members are whole at any time.
+    """
+    params, views, shapes = flatten(spec, members, device)
+    own = spec.shard(sharding.num_shards, sharding.index)
+    where = slice(own.start, own.stop)
+    shard = params[where].clone()
+    bucket = ShardedBucket(
+        spec, tuple(members), shapes, where, params, shard, views=views, empty=params.new_empty(0)
+    )
+    if grad_dtype is not None:
+        bucket.grad_shard = torch.zeros(len(own), dtype=grad_dtype, device=device)
+    settle(bucket)
+    for param in members:
+        give_surface(param)
+    bucket.release()
+    return bucket
+
+
+def sharded_bucket_of(param: torch.Tensor) -> ShardedBucket | None:
+    """The sharded bucket `param` lives in; None for whole parameters."""
+    home = home_of(param)
+    return home.bucket if home is not None and isinstance(home.bucket, ShardedBucket) else None
+
+
+_ids = itertools.count(1)
+
+
+def give_surface(param: torch.nn.Parameter) -> None:
+    """Hang DeepSpeed's attributes on a parameter that lives in a bucket: what Hugging Face and TRL read."""
+    home = home_of(param)
+    assert home is not None
+    bucket = home.bucket
+    sharded = bucket if isinstance(bucket, ShardedBucket) else None
+    part, _ = bucket.parts(home.index)
+    surface: dict[str, object] = {
+        "ds_id": getattr(param, "ds_id", None) or next(_ids),
+        "ds_shape": home.shape,
+        "ds_numel": home.shape.numel(),
+        "ds_tensor": bucket.param_shard[part],
+        "ds_status": ZeroParamStatus.AVAILABLE if sharded is None else sharded.status,
+        "ds_persist": sharded is None,
+        "ds_process_group": dist.group.WORLD if dist.is_initialized() else None,
+        "ds_zero_param_process_group": None,
+        "ds_active_sub_modules": set(),
+        "ds_external": False,
+        "all_gather": _nothing if sharded is None else lambda *_, **__: sharded.gather(),
+        "partition": _nothing if sharded is None else lambda *_, **__: sharded.release(),
+        "partition_numel": lambda: part.stop - part.start,
+        "padding_size": lambda: 0,
+        "ds_summary": lambda: f"{home.name} {tuple(home.shape)} {getattr(param, 'ds_status', None)}",
+        "convert_to_zero_parameters": _nothing,
+    }
+    for name, value in surface.items():
+        setattr(param, name, value)
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """What a whole parameter does when it is asked to gather or to part."""
