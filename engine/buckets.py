@@ -32,8 +32,22 @@ class ShardState:
     """The optimizer state of one bucket on this rank."""
 
     master: torch.Tensor  # [S] fp32; the bucket's own elements where parameters are fp32
-    exp_avg: torch.Tensor  # [S] fp32
-    exp_avg_sq: torch.Tensor  # [S] fp32
+    states: dict[str, torch.Tensor]  # [S] fp32 each, by name: exp_avg, ...; which ones, the rule decides
+    starts: dict[str, float]  # what each of them starts from
+
+    def tensor(self, kind: str) -> torch.Tensor:
+        """The master, or the state of that name."""
+        return self.master if kind == "master" else self.states[kind]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """All that `tensor` knows."""
+        return ("master", *self.states)
+
+    def restart(self) -> None:
+        """Forget what the states have learned."""
+        for name, state in self.states.items():
+            state.fill_(self.starts[name])
 
 
 @dataclass(slots=True, eq=False)

@@ -22,8 +22,6 @@ from dslaunch.engine.checkpoint_manifest import Manifest
 from dslaunch.engine.checkpoint_save import (
     MODULE_FILE,
     STATE_FILE,
-    STATE_TENSORS,
-    state_tensor,
     tensor_name,
 )
 from dslaunch.engine.errors import CheckpointError
@@ -146,10 +144,10 @@ def _load_optimizer(
     optimizer.zero_grad()
     if not _wants_optimizer(request, manifest):
         return
-    for state in optimizer.shards:
-        state.exp_avg.zero_()
-        state.exp_avg_sq.zero_()
     assert manifest.layout is not None
+    _check_states(optimizer, manifest.layout, directory)
+    for state in optimizer.shards:
+        state.restart()
     _read_slices(optimizer, manifest.layout, directory)
     optimizer.num_applied = manifest.counters.optimizer_steps
     if len(manifest.param_groups) == len(optimizer.param_groups):
@@ -157,6 +155,19 @@ def _load_optimizer(
             for key, value in saved.items():
                 group[key] = tuple(value) if isinstance(value, list) else value
     optimizer.publish()
+
+
+def _check_states(optimizer: ShardedAdamW, saved: Layout, directory: Path) -> None:
+    """CheckpointError, on every rank alike, if another optimizer has saved the checkpoint."""
+    with safe_open(directory / manifests.shard_name(0, saved.num_shards), framework="pt") as file:
+        stored = set(file.keys())
+    for state in optimizer.shards:
+        for kind in state.kinds:
+            if tensor_name(0, kind) not in stored:
+                raise CheckpointError(
+                    f"the checkpoint has no optimizer state {kind}: another optimizer has saved it",
+                    "load it with load_optimizer_states=False",
+                )
 
 
 def _read_slices(optimizer: ShardedAdamW, saved: Layout, directory: Path) -> None:
@@ -169,9 +180,9 @@ def _read_slices(optimizer: ShardedAdamW, saved: Layout, directory: Path) -> Non
                 source = slice(copy.source_start, copy.source_start + copy.numel)
                 target = slice(copy.target_start, copy.target_start + copy.numel)
                 state = optimizer.shards[copy.target_bucket]
-                for kind in STATE_TENSORS:
+                for kind in state.kinds:
                     stored = file.get_slice(tensor_name(copy.source_bucket, kind))
-                    state_tensor(state, kind)[target].copy_(stored[source])
+                    state.tensor(kind)[target].copy_(stored[source])
 
 
 def _load_progress(engine: Engine, request: LoadRequest, manifest: Manifest, scheduler: object) -> None:

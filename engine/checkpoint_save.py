@@ -16,7 +16,6 @@ import torch
 from dslaunch.engine import checkpoint_files as files
 from dslaunch.engine import checkpoint_manifest as manifests
 from dslaunch.engine import log
-from dslaunch.engine.buckets import ShardState
 from dslaunch.engine.checkpoint_files import FileSum
 from dslaunch.engine.checkpoint_manifest import Counters, Manifest
 from dslaunch.engine.errors import CheckpointError
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 MODULE_FILE = "module.safetensors"
 STATE_FILE = "state.pt"
-STATE_TENSORS = ("master", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +94,15 @@ def write_files(engine: Engine, request: SaveRequest, directory: Path) -> dict[s
 def shard_tensors(optimizer: ShardedAdamW) -> dict[str, torch.Tensor]:
     """This rank's fp32 state by bucket, each [S]."""
     return {
-        tensor_name(number, kind): state_tensor(state, kind)
+        tensor_name(number, kind): state.tensor(kind)
         for number, state in enumerate(optimizer.shards)
-        for kind in STATE_TENSORS
+        for kind in state.kinds
     }
 
 
 def tensor_name(bucket: int, kind: str) -> str:
     """The name of a state tensor in a shard file."""
     return f"bucket_{bucket:05d}.{kind}"
-
-
-def state_tensor(state: ShardState, kind: str) -> torch.Tensor:
-    """The tensor of `state` called `kind`, one of STATE_TENSORS."""
-    tensor = getattr(state, kind)
-    assert isinstance(tensor, torch.Tensor)
-    return tensor
 
 
 def module_tensors(

@@ -20,7 +20,7 @@ from dslaunch.engine.errors import ConfigError
 Rule = Literal["adam", "adagrad", "lion", "lamb", "sgd", "muon", "torch"]
 
 # Rules the training core can step: elementwise ones, on flat shards.
-SUPPORTED_RULES: frozenset[Rule] = frozenset({"adam"})
+SUPPORTED_RULES: frozenset[Rule] = frozenset({"adam", "adagrad", "lion", "sgd", "torch"})
 
 # Public optimizers of torch.optim; a test holds the list against torch. Elementwise ones run on flat shards.
 TORCH_ELEMENTWISE = ("Adadelta", "Adamax", "RAdam", "RMSprop", "Rprop")

@@ -125,7 +125,7 @@ def _build_optimizer(
     scaler = LossScaler(settings.fp16) if settings.dtype == "fp16" else None
     skip = scaler is not None or settings.check_grad_overflow
     policy = StepPolicy(settings.gradient_clipping, skip, scaler)
-    return ShardedAdamW(plan.groups, placement.trained, placement.sharding, reducer, policy)
+    return ShardedAdamW(plan, placement.trained, placement.sharding, reducer, policy)
 
 
 def _build_gatherer(

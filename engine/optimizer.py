@@ -22,8 +22,9 @@ from dslaunch.engine.buckets import Bucket, Sharding, ShardState
 from dslaunch.engine.collectives import Pending
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.loss_scale import LossScaler
-from dslaunch.engine.ops.adamw import AdamWShard, AdamWStep, adamw_
-from dslaunch.engine.param_groups import ParamGroup
+from dslaunch.engine.ops.shard import Shard
+from dslaunch.engine.optimizer_rules import states_of, step_of, step_shards_
+from dslaunch.engine.param_groups import GroupPlan
 from dslaunch.engine.reducer import GradientReducer
 from dslaunch.engine.sharded import ShardedBucket
 
@@ -38,14 +39,14 @@ class StepPolicy:
 
 
 class ShardedAdamW(torch.optim.Optimizer):
-    """AdamW or Adam on this rank's shard of every bucket; `param_groups` hold the model's own parameters.
+    """The plan's rule on this rank's shard of every bucket; `param_groups` hold the model's own parameters.
 
-    Edits of `param_groups[i]["lr"]` (and betas, eps, weight_decay) take effect at the next step.
+    Edits of `param_groups[i]["lr"]` (and the other hyperparameters) take effect at the next step.
     """
 
     def __init__(
         self,
-        groups: Sequence[ParamGroup],
+        plan: GroupPlan,
         buckets: Sequence[Bucket],
         sharding: Sharding,
         reducer: GradientReducer,
@@ -56,13 +57,14 @@ class ShardedAdamW(torch.optim.Optimizer):
         self.reducer = reducer
         self.policy = policy
         for bucket in buckets:
-            bucket.state = _new_state(bucket)
+            bucket.state = _new_state(bucket, plan)
             bucket.owner = self
-        self.num_applied = 0  # Adam's t
+        self.num_applied = 0  # steps, Adam's t
         self.overflow = False  # the last step was left out
-        self._num_groups = len(groups)
+        self.plan = plan  # how groups are stepped
+        self._num_groups = len(plan.groups)
         self._norm: torch.Tensor | float | None = None
-        super().__init__(cast("list[dict[str, object]]", list(groups)), {})
+        super().__init__(cast("list[dict[str, object]]", list(plan.groups)), {})
 
     @property
     def shards(self) -> list[ShardState]:
@@ -155,17 +157,18 @@ class ShardedAdamW(torch.optim.Optimizer):
 
     def _update(self, scale: torch.Tensor | None) -> None:
         self.num_applied += 1
-        steps = [_step_of(group, self.num_applied) for group in self.param_groups]
+        steps = [
+            step_of(self.plan.rule, self.plan.name, group, self.num_applied) for group in self.param_groups
+        ]
         pending = []
         for bucket, state in zip(self.buckets, self.shards, strict=True):
-            shard = AdamWShard(
+            shard = Shard(
                 state.master,
-                state.exp_avg,
-                state.exp_avg_sq,
+                tuple(state.states.values()),
                 _grad_of(bucket),
                 bucket.param_shard if state.master.dtype != bucket.params.dtype else None,
             )
-            adamw_(shard, steps[bucket.spec.group], scale)
+            step_shards_(steps[bucket.spec.group], [shard], scale)
             pending += self._start_gather(bucket)
         for work in pending:
             work.wait()
@@ -199,21 +202,10 @@ def _grad_of(bucket: Bucket) -> torch.Tensor:
     return bucket.grad_shard
 
 
-def _new_state(bucket: Bucket) -> ShardState:
+def _new_state(bucket: Bucket, plan: GroupPlan) -> ShardState:
     own = bucket.param_shard  # fp32 parameters are their own masters
     master = own if own.dtype == torch.float32 else own.float()
-    return ShardState(master, torch.zeros_like(master), torch.zeros_like(master))
-
-
-def _step_of(group: dict[str, object], step: int) -> AdamWStep:
-    beta1, beta2 = cast("tuple[float, float]", group["betas"])
-    return AdamWStep(
-        step=step,
-        lr=float(cast(float, group["lr"])),
-        beta1=beta1,
-        beta2=beta2,
-        eps=cast(float, group["eps"]),
-        weight_decay=cast(float, group["weight_decay"]),
-        decoupled=bool(group["adam_w_mode"]),
-        bias_correction=bool(group["bias_correction"]),
+    starts = states_of(plan.rule, plan.name, plan.groups[bucket.spec.group])
+    return ShardState(
+        master, {name: torch.full_like(master, start) for name, start in starts.items()}, starts
     )

@@ -16,8 +16,6 @@ from dslaunch.engine.buckets import Home, home_of
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.optimizer import ShardedAdamW
 
-STATE_KEYS = ("exp_avg", "exp_avg_sq")
-
 
 def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
     """The fp32 master. Collective."""
@@ -33,7 +31,7 @@ def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> 
 
 
 def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
-    """`exp_avg` or `exp_avg_sq`. Collective."""
+    """A state by its name, `exp_avg`. Collective."""
     home = _trained(param)
     return None if home is None else _collect(home, _state(home, optim_state_key))
 
@@ -41,7 +39,7 @@ def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: st
 def safe_set_full_optimizer_state(
     param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str
 ) -> None:
-    """Set `exp_avg` or `exp_avg_sq`; every rank passes the same `value`."""
+    """Set a state; every rank passes the same `value`."""
     home = _must_be_trained(param)
     _scatter(home, _state(home, optim_state_key), value)
 
@@ -96,7 +94,7 @@ def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
 
 
 def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
-    """This rank's part of `exp_avg` or `exp_avg_sq`, 1-D."""
+    """This rank's part of a state, 1-D."""
     home = _trained(param)
     return None if home is None else _local(home, _state(home, optim_state_key)).clone()
 
@@ -104,7 +102,7 @@ def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: s
 def safe_set_local_optimizer_state(
     param: torch.nn.Parameter, value: torch.Tensor, optim_state_key: str
 ) -> None:
-    """Set this rank's part of `exp_avg` or `exp_avg_sq`."""
+    """Set this rank's part of a state."""
     home = _must_be_trained(param)
     _local(home, _state(home, optim_state_key)).copy_(value.reshape(-1))
 
@@ -133,11 +131,11 @@ def _master(home: Home) -> torch.Tensor:
 
 
 def _state(home: Home, key: str) -> torch.Tensor:
-    if key not in STATE_KEYS:
-        raise EngineError(f"there is no optimizer state {key!r}", f"ask for {' or '.join(STATE_KEYS)}")
-    found = getattr(home.bucket.state, key)
-    assert isinstance(found, torch.Tensor)
-    return found
+    assert home.bucket.state is not None
+    states = home.bucket.state.states
+    if key not in states:
+        raise EngineError(f"there is no optimizer state {key!r}", f"ask for {' or '.join(states) or 'none'}")
+    return states[key]
 
 
 def _grad(home: Home) -> torch.Tensor:

@@ -64,7 +64,7 @@ def nonfinite_steps_are_left_out() -> None:
     for _ in range(4):
         micro_step(engine)
     before = [p.detach().clone() for p in engine.parameters()]
-    moments = [state.exp_avg.clone() for state in engine.optimizer.shards]
+    moments = [state.states["exp_avg"].clone() for state in engine.optimizer.shards]
     rate = engine.get_lr()
     broken = dist.get_rank() == dist.get_world_size() - 1
     micro_step(engine, math.inf if broken else 1.0)  # one micro step of one rank spoils all of them
@@ -75,7 +75,9 @@ def nonfinite_steps_are_left_out() -> None:
     assert (engine.global_steps, engine.skipped_steps, engine.optimizer.num_applied) == (3, 1, 2)
     assert engine.get_lr() == rate
     assert all(torch.equal(a, b) for a, b in zip(before, engine.parameters(), strict=True))
-    assert all(torch.equal(a, s.exp_avg) for a, s in zip(moments, engine.optimizer.shards, strict=True))
+    assert all(
+        torch.equal(a, s.states["exp_avg"]) for a, s in zip(moments, engine.optimizer.shards, strict=True)
+    )
     micro_step(engine)
     micro_step(engine)
     assert engine.was_step_applied()

@@ -112,7 +112,8 @@ def stepped(net: torch.nn.Module) -> torch.optim.Optimizer:
     [
         (
             lambda net: torch.optim.LBFGS([net.weight]),
-            "the optimizer LBFGS is not supported: only Adam, AdamW, FusedAdamW",
+            "the optimizer LBFGS is not supported: only Adadelta, Adagrad, Adam, AdamW, Adamax, "
+            "FusedAdagrad, FusedAdamW, FusedLion, FusedSGD, RAdam, RMSprop, Rprop, SGD",
         ),
         (
             lambda net: torch.optim.AdamW(net.parameters(), amsgrad=True),
