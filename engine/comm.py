@@ -33,7 +33,7 @@ from torch.distributed import (
     send,
 )
 
-from dslaunch.engine import collectives
+from dslaunch.engine import collectives, comms_log
 from dslaunch.engine.distributed import init_distributed
 
 __all__ = [
@@ -102,4 +102,5 @@ def reduce_scatter_tensor(
 
 
 def log_summary(*_: object, **__: object) -> None:
-    """Nothing: collectives are summed up by the comms_logger section of the config."""
+    """Say on rank 0 what `comms_logger` has counted; nothing where the config has it off."""
+    comms_log.log_summary()

@@ -345,6 +345,7 @@ class Engine(EngineInfo, torch.nn.Module):
             self.get_lr(),
             self.get_mom(),
             0 if loader is None else max(loader.epoch - 1, 0),
+            self.loss_scale() if self.settings.dtype == "fp16" else None,
         )
 
     def _conclude(self, optimizer: ShardedAdamW, lr_kwargs: Mapping[str, Any]) -> None:

@@ -32,7 +32,13 @@ def test_on_one_rank_and_on_two(ranks: RankPool, world: int, behaviour: str) -> 
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(
-    "behaviour", ["events_are_written", "training_is_the_same_while_watched", "flops_are_profiled"]
+    "behaviour",
+    [
+        "events_are_written",
+        "loss_scales_are_written",
+        "training_is_the_same_while_watched",
+        "flops_are_profiled",
+    ],
 )
 def test_with_files(ranks: RankPool, tmp_path: Path, world: int, behaviour: str) -> None:
     ranks.run(world, "watch_cases", behaviour, str(tmp_path))

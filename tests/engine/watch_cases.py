@@ -76,6 +76,21 @@ def events_are_written(directory: str) -> list[float]:
     return losses
 
 
+def loss_scales_are_written(directory: str) -> None:
+    engine = engine_of(
+        csv_monitor={"enabled": True, "output_path": directory, "job_name": "job"},
+        fp16={"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2},
+    )
+    for _ in range(4):
+        micro_step(engine)
+    engine.watch.close()
+    dist.barrier()
+    rows = Path(directory, "job", "Train_Samples_loss_scale.csv").read_text().splitlines()
+    world = dist.get_world_size()
+    assert [row.split(",")[0] for row in rows[1:]] == [str(2 * world * n) for n in (1, 2, 3, 4)]
+    assert [float(row.split(",")[1]) for row in rows[1:]] == [16.0, 16.0, 32.0, 32.0]
+
+
 def collectives_are_logged() -> None:
     with logged() as lines:
         engine = engine_of(comms_logger={"enabled": True, "verbose": True, "debug": True})
@@ -100,7 +115,7 @@ def collectives_are_logged() -> None:
                 total.count * size for (kind, size), total in log_of.totals.items() if kind == "all_gather"
             )
             assert moved == 3 * sum(bucket.params.numel() * 4 for bucket in engine.optimizer.buckets)
-            comms_log.log_summary()
+            deepspeed.comm.log_summary()
         finally:
             comms_log.activate(None)
     if dist.get_rank() == 0:
