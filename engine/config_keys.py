@@ -65,6 +65,9 @@ ZERO: Mapping[str, Answer] = {
     **settings_of(Stage3Config, "stage3_"),
     "leaf_module": Section(settings_of(LeafModules)),
     "ignore_unused_parameters": Refused("an error on unused parameters is not supported", off=(True, None)),
+    "stage3_max_reuse_distance": NoEffect(
+        "units are gathered ahead, up to stage3_max_live_parameters, and released after use", quiet=(1e9,)
+    ),
     "stage3_module_granularity_threshold": NoEffect("units are found by size and ModuleList", quiet=(0,)),
     "stage3_use_all_reduce_for_fetch_params": NoEffect("parameters are always all-gathered", quiet=(False,)),
     "stage3_allgather_sequential": NoEffect("a unit is always gathered in one call", quiet=(False,)),
@@ -100,7 +103,7 @@ ZERO: Mapping[str, Answer] = {
     ),
     **{
         name: Renamed(f"zero_optimization.stage3_{name}")
-        for name in (*settings_of(Stage3Config), "module_granularity_threshold")
+        for name in (*settings_of(Stage3Config), "max_reuse_distance", "module_granularity_threshold")
     },
     "zero_hpz_partition_size": Refused("ZeRO++ is not supported", off=(1, None)),
     "zero_quantized_weights": Refused("ZeRO++ is not supported"),

@@ -60,9 +60,6 @@ class Stage3Config:
         2**63 - 1, "how many elements may stay gathered in total", low=0
     )
     max_live_parameters: int = setting(1_000_000_000, "how many elements are gathered at most", low=0)
-    max_reuse_distance: int = setting(
-        1_000_000_000, "parameters used again within so many elements are kept", low=0
-    )
     gather_16bit_weights_on_model_save: bool = setting(
         False, "let `save_16bit_model` gather the whole model on rank 0"
     )

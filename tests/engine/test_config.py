@@ -85,7 +85,7 @@ def test_no_effect_is_said_once_for_each_reason() -> None:
                 "contiguous_gradients": True,
                 "allgather_bucket_size": 2e8,
                 "stage3_max_live_parameters": 1e9,
-                "stage3_max_reuse_distance": "auto",
+                "stage3_param_persistence_threshold": "auto",
                 "stage3_prefetch_bucket_size": 5e7,
             },
             "tensorboard": {"enabled": True, "output_path": "x"},
@@ -94,7 +94,7 @@ def test_no_effect_is_said_once_for_each_reason() -> None:
         }
     )
     assert config.notes == (
-        'zero_optimization.stage3_max_reuse_distance: "auto" was left in, the default holds',
+        'zero_optimization.stage3_param_persistence_threshold: "auto" was left in, the default holds',
         "zero_optimization.allgather_bucket_size: no effect, "
         "parameters are gathered in the buckets of reduce_bucket_size",
         "comet: no effect, there is no Comet monitor; use tensorboard, csv_monitor or wandb",
