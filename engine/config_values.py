@@ -43,7 +43,9 @@ class BatchRequest:
 class LeafModules:
     """`zero_optimization.leaf_module`: modules that stage 3 gathers with all their children at once."""
 
-    classes: tuple[str, ...] = setting((), "names of classes")
+    classes: tuple[str, ...] = setting(
+        ("MixtralSparseMoeBlock", "Qwen2MoeSparseMoeBlock", "Qwen3MoeSparseMoeBlock"), "names of classes"
+    )
     names: tuple[str, ...] = setting((), "names of modules in the model")
     name_suffixes: tuple[str, ...] = setting((), "ends of names of modules in the model")
 
