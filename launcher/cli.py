@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from importlib.metadata import version
 
 import click
 
@@ -64,7 +63,7 @@ def _count(value: object) -> int | None:
 
 
 COMMAND = SectionedCommand(sections=SECTIONS, callback=_request, help=_HELP)
-COMMAND = click.version_option(version("dslaunch"), message="%(prog)s %(version)s")(COMMAND)
+COMMAND = click.version_option(package_name="dslaunch", message="%(prog)s %(version)s")(COMMAND)
 
 
 def parse(argv: Sequence[str]) -> LaunchRequest | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Mapping
 
-from dslaunch.launcher.environment import masked
+from dslaunch.launcher.environment import all_masked
 from dslaunch.launcher.fleets import agent_commands
 from dslaunch.launcher.plan import LaunchPlan, Resolved, device_name
 from dslaunch.launcher.request import LaunchRequest
@@ -28,7 +27,7 @@ def plan_as_json(resolved: Resolved, plan: LaunchPlan) -> str:
             {
                 "node_rank": node.node_rank,
                 "host": node.host,
-                "env": _masked(node.env),
+                "env": all_masked(node.env),
                 "argv": list(commands[node.node_rank].argv),
                 "tool_env": dict(commands[node.node_rank].environ),
                 "ranks": [
@@ -36,7 +35,7 @@ def plan_as_json(resolved: Resolved, plan: LaunchPlan) -> str:
                         "rank": rank.rank,
                         "local_rank": rank.local_rank,
                         "slot": rank.slot,
-                        "env": _masked(rank.env),
+                        "env": all_masked(rank.env),
                         "argv": list(rank.argv),
                     }
                     for rank in node.ranks
@@ -44,13 +43,9 @@ def plan_as_json(resolved: Resolved, plan: LaunchPlan) -> str:
             }
             for node in plan.nodes
         ],
-        "forwarded": _masked(resolved.forwarded.variables),
+        "forwarded": all_masked(resolved.forwarded.variables),
     }
     return json.dumps(record, indent=2)
-
-
-def _masked(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: masked(name, value) for name, value in variables.items()}
 
 
 def request_as_yaml(request: LaunchRequest) -> str:
@@ -94,4 +89,4 @@ def _notes(resolved: Resolved, plan: LaunchPlan) -> list[str]:
         f"master: {plan.master.addr}:{plan.master.port}{where}",
         f"forwarded {len(forwarded.variables)} ({counts}), dropped {forwarded.num_dropped}",
     ]
-    return notes + [f"  {name}={value}" for name, value in sorted(_masked(forwarded.variables).items())]
+    return notes + [f"  {name}={value}" for name, value in sorted(all_masked(forwarded.variables).items())]

@@ -137,6 +137,11 @@ def masked(name: str, value: str) -> str:
     return MASK if is_secret(name) else value
 
 
+def all_masked(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables as they may be shown."""
+    return {name: masked(name, value) for name, value in variables.items()}
+
+
 def is_secret(name: str) -> bool:
     """Whether a variable looks like one that holds a password, a key or a token."""
     return bool(_SECRET.search(name))

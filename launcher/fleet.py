@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, get_args
@@ -121,4 +122,14 @@ def no_agent(node_rank: int, error: Exception) -> AgentClosed:
     """The end of a conversation with something else than an agent."""
     return AgentClosed(
         node_rank, f"sent something else than an agent does: {error}", "run the command of --dry_run by hand"
+    )
+
+
+def own_fault(node_rank: int, error: Exception) -> AgentClosed:
+    """The end of a conversation that this launcher has broken off by a mistake of its own."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return AgentClosed(
+        node_rank,
+        f"dslaunch itself failed: {error!r} ({where.filename}:{where.lineno})",
+        "this is a bug of dslaunch: please report these lines",
     )

@@ -69,7 +69,7 @@ def agent_python(resolved: Resolved, python: str) -> tuple[str, ...]:
 
 def node_commands(resolved: Resolved, plan: LaunchPlan) -> Mapping[int, NodeCommand]:
     """What is started on each launched node, by node rank."""
-    archive = agent_zip()
+    archive = agent_zip(with_bytecode=True)
     hosts = resolved.topology.hosts
     return {
         node.node_rank: node_command(
@@ -84,7 +84,8 @@ def node_commands(resolved: Resolved, plan: LaunchPlan) -> Mapping[int, NodeComm
 
 def render_group(resolved: Resolved, plan: LaunchPlan, group: GroupBackend, plans: str) -> GroupCommand:
     """What the tool is told to start everywhere."""
-    hosts, archive = resolved.topology.hosts, agent_zip()
+    hosts = resolved.topology.hosts
+    archive = agent_zip(with_bytecode=group.has_stdin)  # argv has room for the source alone
     python = agent_python(resolved, resolved.python)
     if group.has_stdin:
         return group_command(hosts, python, plan.master.port, archive, group.index_word)

@@ -6,10 +6,10 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dslaunch.launcher import wire
-from dslaunch.launcher.fleet import AgentLink, NoAgentError, Post, no_agent
+from dslaunch.launcher.fleet import AgentLink, NoAgentError, Post, no_agent, own_fault
 from dslaunch.launcher.node_plan import NodePlan, plans_to_json
 from dslaunch.launcher.supervise import AgentClosed, FromAgent, Input
 from dslaunch.runner_backends.command import Group, GroupBackend, GroupCommand, SessionEnd
@@ -79,6 +79,9 @@ class GroupFleet:
             ends = [told or self._end(link, end) for link, told in zip(self._links, heard, strict=True)]
         except BackendError as error:
             ends = [AgentClosed(link.node_rank, error.what, error.hint) for link in self._links]
+        except Exception as error:
+            ends = [own_fault(link.node_rank, error) for link in self._links]
+            raise
         finally:
             for link, closed in zip(self._links, ends, strict=True):
                 link.post(closed)
@@ -168,7 +171,7 @@ class ArgvFleet(GroupFleet):
         return self._posting(post_until_begun)
 
     def begin(self, plans: Sequence[NodePlan]) -> None:
-        self._plans = [replace(plan, hears_launcher=False) for plan in plans]
+        self._plans = [plan._replace(hears_launcher=False) for plan in plans]
         assert self._group is not None
         self._group.close_stdin()
 
@@ -203,10 +206,14 @@ class ArgvFleet(GroupFleet):
     async def _run_kill(self, number: int) -> None:
         """An agent takes a signal as its ranks': a notice is passed on, any other ends them with grace."""
         await self._all_have_started()
-        pids = {link.node_rank: link.pid for link in self._links if link.pid and not link.said_goodbye}
-        argv = (*self._settings.python, "-ISc", _KILL.format(pids, number), self._backend.index_word)
+        living = [link for link in self._links if link.node_rank not in self._closed and link.pid]
+        if not living:
+            return
+        pids = {index: link.pid for index, link in enumerate(living)}
         hosts = self._settings.render("").hosts
-        group = await self._backend.start(GroupCommand(hosts, argv, b""))
+        argv = (*self._settings.python, "-ISc", _KILL.format(pids, number), self._backend.index_word)
+        command = GroupCommand(tuple(hosts[link.node_rank] for link in living), argv, b"")
+        group = await self._backend.start(command)
         try:
             end = await asyncio.wait_for(group.wait(), _SIGNAL_S)
         except asyncio.TimeoutError:

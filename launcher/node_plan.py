@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 
 def node_id(job_id: str, node_rank: int) -> str:
@@ -12,8 +12,7 @@ def node_id(job_id: str, node_rank: int) -> str:
     return f"{job_id}.{node_rank}"
 
 
-@dataclass(frozen=True, slots=True)
-class RankPlan:
+class RankPlan(NamedTuple):
     """One process: its place in the job, what is executed, and the environment of its own.
 
     `slot` is the device index on the host.
@@ -26,8 +25,7 @@ class RankPlan:
     env: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class NodePlan:
+class NodePlan(NamedTuple):
     """One host's part of the job.
 
     A rank's environment is `defaults`, then the host's own, then `env`, then the rank's `env`; in the values
@@ -52,6 +50,10 @@ class NodePlan:
     lease_s: float
     hears_launcher: bool
 
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {**self._asdict(), "ranks": [rank._asdict() for rank in self.ranks]}
+
     @property
     def node_id(self) -> str:
         return node_id(self.job_id, self.node_rank)
@@ -59,7 +61,7 @@ class NodePlan:
 
 def plans_to_json(plans: Iterable[NodePlan]) -> str:
     """A JSON list, in order."""
-    return json.dumps([asdict(plan) for plan in plans])
+    return json.dumps([plan.as_dict() for plan in plans])
 
 
 def plan_from_json(text: str, index: int) -> NodePlan:

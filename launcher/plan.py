@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dslaunch.hostfile import Host, Topology
 from dslaunch.launcher.environment import Forwarded
@@ -101,7 +101,7 @@ def make_plan(
         for i in range(len(resolved.topology))
     )
     if network:
-        nodes = tuple(replace(node, defaults=network) for node in nodes)
+        nodes = tuple(node._replace(defaults=network) for node in nodes)
     return LaunchPlan(job_id, resolved.backend, master, world_size, nodes, resolved.own_node)
 
 

@@ -12,6 +12,7 @@ from dslaunch.launcher.fold import Folded, Folder, ranges
 from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.streams import Lines
 
+_MAX_PREFIXES = 1000
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 
 
@@ -22,6 +23,7 @@ class RankLines:
         self._console = console
         self._hosts = {rank.rank: node.host for node, rank in plan.ranks}
         self._shown = shown
+        self._folded_prefixes: dict[tuple[int, tuple[int, ...]], bytes] = {}
         self._folder = Folder(shown) if fold and len(shown) > 1 else None
         colour = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         self._coloured = {fd for fd in (1, 2) if colour and os.isatty(fd)}
@@ -50,9 +52,18 @@ class RankLines:
 
     def _show_folded(self, folded: Iterable[Folded]) -> None:
         for what in folded:
-            hosts = fold_names(dict.fromkeys(self._hosts[rank] for rank in what.ranks))
-            prefix = self._prefix(what.stream, hosts, ranges(what.ranks), what.ranks[0])
+            prefix = self._folded_prefix(what.stream, what.ranks)
             self._console.write_lines(what.stream, prefix + what.line + b"\n")
+
+    def _folded_prefix(self, stream: int, ranks: tuple[int, ...]) -> bytes:
+        """The same few sets of ranks print most lines."""
+        prefix = self._folded_prefixes.get((stream, ranks))
+        if prefix is None:
+            hosts = fold_names(dict.fromkeys(self._hosts[rank] for rank in ranks))
+            prefix = self._prefix(stream, hosts, ranges(ranks), ranks[0])
+            if len(self._folded_prefixes) < _MAX_PREFIXES:
+                self._folded_prefixes[stream, ranks] = prefix
+        return prefix
 
     def _prefix(self, stream: int, hosts: str, ranks: str, colour: int) -> bytes:
         prefix = f"[{hosts}:{ranks}]"

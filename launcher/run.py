@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dslaunch.launcher import supervise, wire
@@ -126,7 +125,7 @@ class Run:
                 )
             case FromAgent(node_rank, wire.Exited() as exited):
                 offset = self._offsets.get(node_rank, ClockOffset())
-                return FromAgent(node_rank, replace(exited, time_ns=offset.to_launcher_ns(exited.time_ns)))
+                return FromAgent(node_rank, exited._replace(time_ns=offset.to_launcher_ns(exited.time_ns)))
             case _:
                 pass
         return what
@@ -207,9 +206,9 @@ class Run:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             self._fleet.send(wire.Heartbeat(time.time_ns(), 0))
-            self._fleet.drop_silent(self._resolved.request.lease_s)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
             self._display.on_tick()
+            self._fleet.drop_silent(self._resolved.request.lease_s)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from dslaunch.launcher import wire
-from dslaunch.launcher.environment import masked
+from dslaunch.launcher.environment import all_masked
 from dslaunch.launcher.errors import UsageError
 from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.supervise import AgentClosed, Deadline, FromAgent, Input
@@ -36,11 +36,11 @@ class RunFolder:
 
     def write_plan(self, plan: LaunchPlan) -> None:
         """The plan, values that look like secrets masked."""
-        record = asdict(plan)
-        for node in record["nodes"]:
-            for part in (node, *node["ranks"]):
-                part["env"] = {name: masked(name, value) for name, value in part["env"].items()}
-        self._write("plan.json", record)
+        nodes = []
+        for node in plan.nodes:
+            ranks = tuple(rank._replace(env=all_masked(rank.env)) for rank in node.ranks)
+            nodes.append(node._replace(env=all_masked(node.env), ranks=ranks).as_dict())
+        self._write("plan.json", {**asdict(replace(plan, nodes=())), "nodes": nodes})
 
     def write_input(self, what: Input) -> None:
         """One line for everything that happened, except output and heartbeats, with this machine's time."""
@@ -48,7 +48,7 @@ class RunFolder:
             case FromAgent(_, wire.Output() | wire.Heartbeat()):
                 return
             case FromAgent(node_rank, message):
-                record = {"event": type(message).__name__, "node_rank": node_rank, **asdict(message)}
+                record = {"event": type(message).__name__, "node_rank": node_rank, **message._asdict()}
             case AgentClosed(node_rank, reason):
                 record = {"event": "AgentClosed", "node_rank": node_rank, "reason": reason}
             case Interrupted(number):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from dslaunch.launcher import wire
-from dslaunch.launcher.fleet import AgentLink, NoAgentError, Post, no_agent
+from dslaunch.launcher.fleet import AgentLink, NoAgentError, Post, no_agent, own_fault
 from dslaunch.launcher.node_plan import NodePlan, plans_to_json
 from dslaunch.launcher.supervise import AgentClosed
 from dslaunch.runner_backends.command import Backend, NodeCommand, Session
@@ -51,6 +51,9 @@ class SessionFleet:
                 closed = link.closed(await session.wait(), self._python, self._lease_s)
         except BackendError as error:
             closed = AgentClosed(link.node_rank, error.what, error.hint)
+        except Exception as error:
+            closed = own_fault(link.node_rank, error)
+            raise
         finally:
             link.post(closed)
 

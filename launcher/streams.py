@@ -25,24 +25,28 @@ class LineStream:
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=NUM_TAIL_LINES))
     _rest: bytes = b""
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            yield self._keep(line)
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes."""
+        data = self._rest + data
+        *lines, self._rest = data.split(b"\n")
         while len(self._rest) > MAX_LINE_BYTES:
-            piece, self._rest = self._rest[:MAX_LINE_BYTES], self._rest[MAX_LINE_BYTES:]
-            yield self._keep(piece)
+            lines.append(self._rest[:MAX_LINE_BYTES])
+            self._rest = self._rest[MAX_LINE_BYTES:]
+        if b"\r" in data:
+            lines = [_last_state(line) for line in lines]
+        self.tail.extend(lines[-NUM_TAIL_LINES:])
+        return lines
 
-    def end(self) -> Iterator[bytes]:
+    def end(self) -> list[bytes]:
         """The unfinished last line, if there is one."""
-        rest, self._rest = self._rest, b""
-        if rest:
-            yield self._keep(rest)
+        lines = [_last_state(self._rest)] if self._rest else []
+        self._rest = b""
+        self.tail.extend(lines)
+        return lines
 
-    def _keep(self, line: bytes) -> bytes:
-        line = line.removesuffix(b"\r").rpartition(b"\r")[2]
-        self.tail.append(line)
-        return line
+
+def _last_state(line: bytes) -> bytes:
+    return line.removesuffix(b"\r").rpartition(b"\r")[2]
 
 
 @dataclass(frozen=True, slots=True)

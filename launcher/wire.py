@@ -1,6 +1,7 @@
 """The frames between launcher and agent: one JSON object a line, ASCII only, 32 KiB a line at most.
 
-Standard library only: this module travels to the nodes with the agent. Text fields carry arbitrary bytes
+Standard library only, and no dataclasses: this module travels to the nodes with the agent, whose start it
+would slow by a quarter (docs/decisions/0006-agent-without-dataclasses.md). Text fields carry arbitrary bytes
 through `surrogateescape`, so what a rank prints and what a user types arrive unchanged.
 """
 
@@ -8,8 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 MAX_LINE_BYTES = 32 * 1024
 """pdsh was seen to carry lines of 60,000 bytes whole and to tear longer ones."""
@@ -26,39 +26,34 @@ class WireError(Exception):
     """Bytes that are no frame. Says what was wrong, with the start of the line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(NamedTuple):
     """Down, before a plan: which of node 0's `addresses` does this host reach, at `port`?"""
 
     addresses: tuple[str, ...]
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlanPiece:
+class PlanPiece(NamedTuple):
     """Down: a piece of the NodePlans as a JSON list; `last` completes it. An agent takes one, by index."""
 
     text: str
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """Down: send `signal` to every rank, SIGKILL after `grace_s`, then end."""
 
     signal: int
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(NamedTuple):
     """Down: pass a signal to every rank, and change nothing else."""
 
     signal: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stdin:
+class Stdin(NamedTuple):
     """Down: bytes for a rank's stdin; `last` closes it."""
 
     rank: int
@@ -66,8 +61,7 @@ class Stdin:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """Both ways: the sender lives, at this time of its clock.
 
     An agent answers each with the `sent_ns` it had as `echo_ns`; on its own account it sends 0.
@@ -77,8 +71,7 @@ class Heartbeat:
     echo_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """Up, first: the agent runs on its host.
 
     `addresses` are its own, the one the launcher reached it by first, `interfaces` the names of theirs.
@@ -96,32 +89,28 @@ class Ready:
     probe_port: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(NamedTuple):
     """Up: the probed addresses that answered, and for each the name of this host's interface towards it."""
 
     addresses: tuple[str, ...]
     interfaces: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """Up, last: the plan cannot run on this host."""
 
     what: str
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(NamedTuple):
     """Up: a rank's process exists."""
 
     rank: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """Up: what a rank wrote, cut anywhere. `stream` is 1 for stdout, 2 for stderr."""
 
     rank: int
@@ -129,16 +118,14 @@ class Output:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(NamedTuple):
     """Up: output of a rank that the agent discarded, because the way to the launcher was full."""
 
     rank: int
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(NamedTuple):
     """Up, once per rank: how its process ended (negative: by that signal), stamped by the node's clock.
 
     `note` is what the host knows about it, such as that memory ran out; "" where it knows nothing.
@@ -150,8 +137,7 @@ class Exited:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class Goodbye:
+class Goodbye(NamedTuple):
     """Up, last: every rank is gone, and all that they left behind.
 
     `stuck` are pids in uninterruptible sleep, which nothing can end. `progress` is the newest checkpoint
@@ -167,6 +153,11 @@ Up = Ready | Reached | Refused | Started | Output | Dropped | Exited | Heartbeat
 Message = Down | Up
 
 _KINDS: dict[str, type[Message]] = {kind.__name__.lower(): kind for kind in (*get_args(Down), *get_args(Up))}
+_FIELDS: dict[type[Message], dict[str, str]] = {
+    # NamedTuple wraps annotations that are text, and those of this module are
+    kind: {field: str(getattr(note, "__forward_arg__", note)) for field, note in kind.__annotations__.items()}
+    for kind in _KINDS.values()
+}
 _FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "float": (float, int),
@@ -178,7 +169,7 @@ _FIELD_TYPES: dict[str, tuple[type, ...]] = {
 
 def encode(message: Message) -> bytes:
     """One frame with its newline."""
-    line = json.dumps({"t": type(message).__name__.lower(), **asdict(message)}, separators=(",", ":"))
+    line = json.dumps({"t": type(message).__name__.lower(), **message._asdict()}, separators=(",", ":"))
     for word, escaped in _TOOL_WORDS:
         line = line.replace(word, escaped)
     return line.encode("ascii") + b"\n"
@@ -197,11 +188,11 @@ def decode(line: bytes) -> Message:
     if kind is None:
         raise WireError(f"no message of this protocol: {line[:60]!r}")
     values: dict[str, Any] = {}
-    for field in fields(kind):
-        value = record.pop(field.name, None)
-        if not _has_type(value, str(field.type)):
-            raise WireError(f"{kind.__name__}.{field.name} is {value!r}: {line[:60]!r}")
-        values[field.name] = tuple(value) if isinstance(value, list) else value
+    for field, annotation in _FIELDS[kind].items():
+        value = record.pop(field, None)
+        if not _has_type(value, annotation):
+            raise WireError(f"{kind.__name__}.{field} is {value!r}: {line[:60]!r}")
+        values[field] = tuple(value) if isinstance(value, list) else value
     if record:
         raise WireError(f"{kind.__name__} has no field {min(record)!r}: {line[:60]!r}")
     return kind(**values)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -65,6 +67,13 @@ class _Tool(Child):
             for complaint in map(self.find_complaint, lines):
                 if complaint is not None:
                     self.complain(complaint)
+
+    def kill(self) -> None:
+        """SIGKILL the tool and what it has started here: a killed pdsh would leave its ssh behind."""
+        if self._transport is not None and self._transport.get_returncode() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._transport.get_pid(), signal.SIGKILL)
+        super().kill()
 
 
 class _DeafTool(_Tool):

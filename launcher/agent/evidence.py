@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class OomCounts:
+class OomCounts(NamedTuple):
     """How often the kernel's OOM killer has acted: in this process's cgroup, and on the host."""
 
     cgroup: int

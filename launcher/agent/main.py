@@ -115,7 +115,14 @@ class Agent:
 
     @property
     def _lease_end(self) -> float:
-        return self._heard_at + (self._plan.lease_s if self._plan else _WAITING_LEASE_S)
+        """When the launcher counts as lost: early enough that at the end of the lease nothing is left."""
+        lease_s = self._plan.lease_s - self._orphan_grace_s if self._plan else _WAITING_LEASE_S
+        return self._heard_at + lease_s
+
+    @property
+    def _orphan_grace_s(self) -> float:
+        """A part of the lease at most, for in the rest heartbeats must have come."""
+        return min(_ORPHAN_GRACE_S, self._plan.lease_s / 5) if self._plan else _ORPHAN_GRACE_S
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -186,7 +193,7 @@ class Agent:
             self._launcher_lost = True
             for fd in {self._link.read_fd, self._link.write_fd} & set(self._selector.get_map()):
                 self._selector.unregister(fd)
-            self._stop(signal.SIGTERM, _ORPHAN_GRACE_S)
+            self._stop(signal.SIGTERM, self._orphan_grace_s)
 
     def _watch_backlog(self) -> None:
         """Wake when the launcher takes more, while something waits for it."""
