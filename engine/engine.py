@@ -27,6 +27,7 @@ from dslaunch.engine.model_weights import consolidated, load_module, make_whole,
 from dslaunch.engine.optimizer import ShardedAdamW
 from dslaunch.engine.placement import Placement
 from dslaunch.engine.ranks import Ranks
+from dslaunch.engine.units import compilable
 from dslaunch.engine.watch import Progress, Watch
 
 
@@ -302,7 +303,7 @@ class Engine(EngineInfo, torch.nn.Module):
         """torch.compile the module in place: as a whole, or unit by unit where units are gathered."""
         targets = [self.module]
         if self.gatherer is not None:
-            targets = list(dict.fromkeys(unit.module for unit in self.placement.units))
+            targets = compilable(self.placement.units)
             self.gatherer.stop_watching()
         for target in targets:
             forward = torch.compile(target.forward, backend=backend, **(compile_kwargs or {}))

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
-import torch.distributed as dist
 
 from dslaunch.engine import collectives
 from dslaunch.engine.buckets import Bucket, Sharding, flatten, home_of, settle
@@ -41,6 +40,7 @@ class ShardedBucket(Bucket):
     empty: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # what released members point at
     status: ZeroParamStatus = ZeroParamStatus.AVAILABLE
     pending: Pending | None = None
+    version: int = 0  # of `params`, for autograd
     num_holders: int = 0  # GatheredParameters contexts that keep it gathered
 
     def start_gather(self) -> None:
@@ -68,6 +68,8 @@ class ShardedBucket(Bucket):
                     "see what the other ranks say: all must run the same modules in the same order",
                 ) from error
             self.pending = None
+        # To autograd nothing has changed: the values are those it saved.
+        torch._C._autograd._unsafe_set_version_counter((self.params,), (self.version,))
         for param, view in zip(self.members, self.views, strict=True):
             param.data = view
         self._mark(ZeroParamStatus.AVAILABLE)
@@ -113,6 +115,7 @@ def build_sharded(
     settle(bucket)
     for param in members:
         give_surface(param)
+    bucket.version = params._version
     bucket.release()
     return bucket
 
@@ -140,7 +143,7 @@ def give_surface(param: torch.nn.Parameter) -> None:
         "ds_tensor": bucket.param_shard[part],
         "ds_status": ZeroParamStatus.AVAILABLE if sharded is None else sharded.status,
         "ds_persist": sharded is None,
-        "ds_process_group": dist.group.WORLD if dist.is_initialized() else None,
+        "ds_process_group": None,  # a group kept here would outlive the job
         "ds_zero_param_process_group": None,
         "ds_active_sub_modules": set(),
         "ds_external": False,

@@ -8,6 +8,7 @@ split into its children, a module marked as leaf never is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -84,6 +85,15 @@ def mark_leaves(
     for module in found:
         setattr(module, LEAF_MARK, leaf)
     return found
+
+
+def compilable(units: Sequence[Unit]) -> list[torch.nn.Module]:
+    """Units whose parameters are theirs alone: a tied one may be gathered anew under another unit's graph."""
+    owners = Counter(id(param) for unit in units for param in unit.params)
+    alone = [unit.module for unit in units if all(owners[id(param)] == 1 for param in unit.params)]
+    # A module above blocks is no graph of its own: only its children's forwards are.
+    above = {id(m) for m in alone for inner in m.modules() if inner is not m and inner in alone}
+    return [module for module in alone if id(module) not in above]
 
 
 def _split(name: str, module: torch.nn.Module, rules: UnitRules) -> Iterator[Unit]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import click
-from benchmarks import faults, launch, ops
+from benchmarks import engine, faults, launch, ops
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -14,6 +14,7 @@ def bench() -> None:
 bench.add_command(launch.command)
 bench.add_command(faults.command)
 bench.add_command(ops.command)
+bench.add_command(engine.command)
 
 if __name__ == "__main__":
     bench(prog_name="scripts/bench")

@@ -18,7 +18,7 @@ GLOBAL_BATCH = 8
 
 
 def engine_of(
-    stage: int, bf16: bool, init_seed: int, flags: tuple[str, ...] = ("tied", "frozen")
+    stage: int, bf16: bool, init_seed: int, flags: tuple[str, ...] = ("tied", "frozen"), fp16: bool = False
 ) -> deepspeed.Engine:
     torch.manual_seed(init_seed)
     model = Net(flags)
@@ -34,7 +34,12 @@ def engine_of(
             "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
             "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 6}},
             "bf16": {"enabled": bf16},
-            "zero_optimization": {"stage": stage, "reduce_bucket_size": 400 if init_seed % 2 else 5e8},
+            "fp16": {"enabled": fp16, "loss_scale_window": 1, "initial_scale_power": 4},
+            "zero_optimization": {
+                "stage": stage,
+                "reduce_bucket_size": 400 if init_seed % 2 else 5e8,
+                "stage3_param_persistence_threshold": 20 if init_seed % 2 else 300,
+            },
             "log_level": "error",
         },
     )[0]
@@ -75,11 +80,12 @@ def unequal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[str]
 
 def resume_is_exact(directory: str, stage: int, bf16: bool, seed: int) -> None:
     """Train 3, save, train 3; a fresh engine with other weights loads and trains the same 3."""
-    engine = engine_of(stage, bf16, 1)
+    fp16 = "fp16" in directory
+    engine = engine_of(stage, bf16, 1, fp16=fp16)
     train(engine, 3, seed)
     assert engine.save_checkpoint(directory, client_state={"step": 3, "best": [0.5, None]})
     expected = train(engine, 3, seed + 1)
-    fresh = engine_of(stage, bf16, 3)
+    fresh = engine_of(stage, bf16, 3, fp16=fp16)
     path, client_state = fresh.load_checkpoint(directory)
     assert (path, client_state) == (f"{directory}/global_step3", {"step": 3, "best": [0.5, None]})
     assert train(fresh, 3, seed + 1) == expected
@@ -87,6 +93,7 @@ def resume_is_exact(directory: str, stage: int, bf16: bool, seed: int) -> None:
     for name in ("global_steps", "global_samples", "skipped_steps"):
         assert getattr(fresh, name) == getattr(engine, name), name
     assert fresh.get_lr() == engine.get_lr()
+    assert fresh.loss_scale() == engine.loss_scale()
     train(engine, 1, seed)  # in the middle of other training, over its own state
     engine.load_checkpoint(directory, tag="global_step3")
     assert train(engine, 3, seed + 1) == expected

@@ -15,21 +15,22 @@ from dslaunch.engine import collectives
 
 
 def cases() -> list[Case]:
-    kinds = ("tied", "frozen", "unused", "branch")
+    kinds = ("tied", "frozen", "unused")
     return [
         Case(
-            f"{stage}-{bf16}-{accum}",
+            f"{stage}-{dtype}-{accum}",
             stage,
-            bf16,
+            dtype == "bf16",
+            dtype == "fp16",
             3,
             0.5,
-            kinds,
+            kinds if stage == 3 else (*kinds, "branch"),
             groups=True,
             grad_accum=accum,
-            zero={"reduce_bucket_size": 300},
+            zero={"reduce_bucket_size": 300, "stage3_param_persistence_threshold": 20},
         )
-        for stage in (0, 1)
-        for bf16, accum in ((False, None), (True, None), (True, "fp32"))
+        for stage in (0, 1, 2, 3)
+        for dtype, accum in (("fp32", None), ("bf16", None), ("bf16", "fp32"), ("fp16", None))
     ]
 
 
@@ -61,7 +62,7 @@ if __name__ == "__main__":
     deepspeed.init_distributed()
     check_collectives()
     directory = sys.argv[2]
-    for stage in (0, 1):
+    for stage in (0, 1, 2, 3):
         resume_is_exact(f"{directory}/stage{stage}", stage, True, 5)
     found = run(cases(), int(sys.argv[1]), "cuda")
     if dist.get_rank() == 0:

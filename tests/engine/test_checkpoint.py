@@ -17,22 +17,37 @@ State = dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize(
-    ("world", "stage", "bf16"), [(1, 0, True), (1, 1, False), (2, 0, False), (2, 1, True)]
+    ("world", "stage", "dtype"),
+    [
+        (1, 0, "bf16"),
+        (1, 3, "fp16"),
+        (2, 0, "fp32"),
+        (2, 1, "bf16"),
+        (2, 2, "bf16"),
+        (2, 2, "fp16"),
+        (2, 3, "fp32"),
+        (2, 3, "bf16"),
+        (2, 3, "fp16"),
+    ],
 )
 def test_resume_is_bit_exact(
-    ranks: RankPool, tmp_path: Path, seed: int, world: int, stage: int, bf16: bool
+    ranks: RankPool, tmp_path: Path, seed: int, world: int, stage: int, dtype: str
 ) -> None:
-    ranks.run(world, "checkpoint_cases", "resume_is_exact", str(tmp_path), stage, bf16, seed)
+    directory = tmp_path / dtype
+    ranks.run(world, "checkpoint_cases", "resume_is_exact", str(directory), stage, dtype == "bf16", seed)
 
 
-@pytest.mark.parametrize(("saved_at", "saved_stage", "bf16"), [(2, 1, True), (4, 1, False), (1, 0, True)])
+@pytest.mark.parametrize(
+    ("saved_at", "saved_stage", "bf16"),
+    [(2, 1, True), (4, 1, False), (1, 0, True), (2, 2, False), (2, 3, True), (4, 3, False)],
+)
 def test_any_world_and_stage_reads_any_other(
     ranks: RankPool, tmp_path: Path, seed: int, saved_at: int, saved_stage: int, bf16: bool
 ) -> None:
     directory, tag = str(tmp_path), f"world{saved_at}"
     saved = ranks.run(saved_at, "checkpoint_cases", "save", directory, saved_stage, bf16, seed)[0]
     rates = []
-    for world, stage in ((1, 0), (1, 1), (2, 0), (2, 1), (4, 1)):
+    for world, stage in ((1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (4, 1), (4, 3)):
         for state, rate, client_state in ranks.run(  # type: ignore[misc]
             world, "checkpoint_cases", "load", directory, tag, stage, bf16
         ):

@@ -1,4 +1,6 @@
-"""The engine on GPUs with NCCL, one rank and two; skipped where there are none.
+"""The engine on GPUs with NCCL, on one, two and four ranks; skipped where there are none.
+
+Ranks may share a GPU: NCCL takes them where each claims a host of its own.
 
 Tolerances as in test_equivalence.py, wider in fp32 as TF32 is off but sums run in another order.
 """
@@ -32,7 +34,7 @@ def run_ranks(world: int, *arguments: str) -> str:
     started = [
         subprocess.Popen(
             [sys.executable, str(HERE / "cuda_cases.py"), *arguments],
-            env={**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)} if world > 1 else environ,
+            env={**environ, **place_of(rank, world)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -48,13 +50,20 @@ def run_ranks(world: int, *arguments: str) -> str:
     return ended[0][0]
 
 
-@pytest.mark.parametrize("world", [1, 2])
+def place_of(rank: int, world: int) -> dict[str, str]:
+    """The rank's own variables."""
+    num_gpus = torch.cuda.device_count()
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank % num_gpus)} if world > 1 else {}
+    return {**place, "NCCL_HOSTID": f"host{rank}"} if world > num_gpus else place
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
 def test_gpus_train_as_a_plain_loop(world: int, seed: int, tmp_path: Path) -> None:
-    if torch.cuda.device_count() < world:
-        pytest.skip(f"needs {world} GPUs")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     for name, far in json.loads(run_ranks(world, str(seed), str(tmp_path))).items():
         assert far["agree"] == far["same_names"] == 1, (name, far)
-        rounded = "True" in name and world > 1
+        rounded = "16" in name
         assert far["loss"] < (0.02 if rounded else 1e-4), (seed, name, far)
         assert far["norm"] < (0.02 if rounded else 1e-4), (seed, name, far)
         assert far["master_max"] <= (2 * LR * NUM_STEPS if rounded else 1e-4), (seed, name, far)

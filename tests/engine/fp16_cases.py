@@ -1,0 +1,62 @@
+"""Runs on the ranks: fp16 and its loss scale."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from zero_cases import Model, batch, engine_of, whole
+
+import dslaunch.engine as deepspeed
+from dslaunch.engine import safe_access
+
+
+def overflows_skip_the_step(stage: int) -> None:
+    fp16 = {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2, "hysteresis": 2}
+    schedule = {"type": "WarmupLR", "params": {"warmup_num_steps": 20}}
+    engine = engine_of(Model(2), stage, fp16=fp16, scheduler=schedule)
+    scales, applied = [], []
+    for number, broken in enumerate([False, True, True, False, False, False, False]):
+        before = whole(engine)
+        loss = engine(batch(number))
+        if broken and dist.get_rank() == 1:  # one rank spoils the step of all
+            loss = loss * torch.inf
+        engine.backward(loss)
+        engine.step()
+        scales.append(engine.loss_scale())
+        applied.append(engine.was_step_applied())
+        assert engine.optimizer is not None
+        assert engine.optimizer.overflow == broken
+        after = whole(engine)
+        if broken:
+            assert all(torch.equal(before[name], after[name]) for name in before)
+        assert all(torch.isfinite(value).all() for value in after.values())
+    assert scales == [16, 16, 8, 8, 8, 16, 16]
+    assert applied == [True, False, False, True, True, True, True]
+    assert (engine.global_steps, engine.skipped_steps, engine.optimizer.num_applied) == (7, 2, 5)
+    assert engine.lr_scheduler is not None
+    assert engine.lr_scheduler.state_dict() == {"last_batch_iteration": 4}
+    assert (engine.fp16_enabled(), engine.dynamic_loss_scale()) == (True, True)
+
+
+def inputs_are_cast_and_direct_backward_is_scaled() -> None:
+    fp16 = {"enabled": True, "auto_cast": True, "loss_scale": 64}
+    config = {
+        "train_batch_size": 2,
+        "optimizer": {"type": "Adam"},
+        "gradient_clipping": 0.0,
+        "fp16": fp16,
+        "log_level": "error",
+    }
+    model = torch.nn.Linear(4, 1)
+    engine = deepspeed.initialize(model=model, config=config)[0]
+    x = torch.ones(2, 4)
+    loss = engine(x).mean()
+    assert loss.dtype == torch.float16
+    assert not engine.dynamic_loss_scale()
+    engine.scale(loss).backward()
+    grad = safe_access.safe_get_full_grad(model.weight)
+    assert grad is not None
+    assert torch.equal(grad, torch.ones(1, 4))
+    engine.step()
+    assert engine.get_global_grad_norm() == pytest.approx(5**0.5, rel=1e-6)
