@@ -110,7 +110,7 @@ def build_cuda(module: str, folder: Path | None = None) -> Path:
 
 def _instruction_sets() -> dict[str, tuple[str, ...]]:
     if platform.machine() in ("x86_64", "AMD64"):
-        return {"baseline": (), "avx2": _AVX2, "avx512": _AVX512}
+        return {"baseline": (), "avx2": _AVX2, "avx512": _AVX512, "avx512bf16": (*_AVX512, "-mavx512bf16")}
     return {"baseline": ()}
 
 

@@ -38,7 +38,7 @@ class CpuLibrary:
 
     @property
     def instruction_set(self) -> str:
-        """baseline, avx2 or avx512."""
+        """baseline, avx2, avx512 or avx512bf16."""
         return str(self._library.dslaunch_instruction_set().decode())
 
     def use(self, instruction_set: str) -> bool:

@@ -73,9 +73,9 @@ class Roster:
     def batch(self, grads: Sequence[torch.Tensor]) -> Batch | None:
         """None where the gradients are not all of one dtype, contiguous, and where the parameters are."""
         dtype, device = grads[0].dtype, self.params[0].device
-        if dtype not in GRAD_DTYPES or not all(map(_is_contiguous, grads)):
+        if {grad.layout for grad in grads} != {torch.strided} or {grad.dtype for grad in grads} != {dtype}:
             return None
-        if any(grad.dtype is not dtype or grad.layout is not torch.strided for grad in grads):
+        if dtype not in GRAD_DTYPES or not all(map(_is_contiguous, grads)):
             return None
         if grads[0].device != device or not all(map(_is_contiguous, self.params)):
             return None

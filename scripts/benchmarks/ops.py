@@ -51,6 +51,9 @@ class Row:
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Threads on the CPU; default: torch's.")
 @click.option("--huge/--no-huge", default=True, show_default=True, help="On CPUs, data in huge pages.")
+@click.option(
+    "--realtime", is_flag=True, help="On CPUs, samples at SCHED_FIFO, for busy machines; needs root."
+)
 @click.option("--only", help="Jobs whose name has this in it.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write every sample to this file.")
 def command(
@@ -59,6 +62,7 @@ def command(
     device: str | None,
     threads: int | None,
     huge: bool,
+    realtime: bool,
     only: str | None,
     json_path: str | None,
 ) -> None:
@@ -68,7 +72,7 @@ def command(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    bench = Bench(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")), huge)
+    bench = Bench(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")), huge, realtime)
     rows: list[Row] = []
     for numel in map(int, sizes):
         for job in jobs(bench, numel):

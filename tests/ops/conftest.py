@@ -15,7 +15,7 @@ from dslaunch.engine.ops.cpu_library import CpuLibrary
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-TARGETS = ("baseline", "avx2", "avx512", "cuda")
+TARGETS = ("baseline", "avx2", "avx512", "avx512bf16", "cuda")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -36,7 +36,7 @@ def allocate(numel: int, item_bytes: int, offset: int) -> tuple[int, int]:
 
 
 def main(library: ctypes.CDLL) -> None:
-    for instructions in (b"baseline", b"avx2", b"avx512"):
+    for instructions in (b"baseline", b"avx2", b"avx512", b"avx512bf16"):
         if not library.dslaunch_use(instructions):
             continue
         for grad in (1, 2, 3):

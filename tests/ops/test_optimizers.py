@@ -201,6 +201,34 @@ def test_gradients_laid_out_otherwise_are_right_too() -> None:
     torch.testing.assert_close(p, q)
 
 
+def test_states_put_in_place_by_others_are_used() -> None:
+    """Also where a step before has looked them up already."""
+    params, twins_ = twins(torch.device("cpu"))
+    params, twins_ = params[:3], twins_[:3]
+    optimizer, other = FusedAdamW(params), torch.optim.AdamW(twins_)
+    for step in range(6):
+        give_gradients(params, twins_)
+        optimizer.step()
+        other.step()
+        if step == 2:
+            for p, q in zip(params, twins_, strict=True):
+                optimizer.state[p]["exp_avg"] = torch.ones_like(p)
+                other.state[q]["exp_avg"].fill_(1.0)
+        if step == 3:
+            for p, q in zip(params, twins_, strict=True):
+                optimizer.state[p] = {**optimizer.state[p], "exp_avg_sq": torch.ones_like(p)}
+                other.state[q]["exp_avg_sq"].fill_(1.0)
+                p.data = p.data.clone()
+    assert_alike(params, twins_)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    p = torch.nn.Parameter(torch.zeros(4, 2))
+    p.grad = torch.ones(4, 2).to_sparse()
+    with pytest.raises(TypeError, match="FusedSGD expects dense gradients but got a sparse one"):
+        FusedSGD([p]).step()
+
+
 def test_groups_have_their_own_settings_and_may_be_added() -> None:
     params = [torch.nn.Parameter(torch.zeros(4)) for _ in range(3)]
     optimizer = FusedSGD([{"params": params[:1], "lr": 1.0}, {"params": params[1:2]}], lr=0.5)

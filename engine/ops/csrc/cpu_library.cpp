@@ -4,7 +4,7 @@
 
 #include "cpu_call.h"
 
-extern const Kernels kernels_baseline, kernels_avx2, kernels_avx512;
+extern const Kernels kernels_baseline, kernels_avx2, kernels_avx512, kernels_avx512bf16;
 
 namespace {
 
@@ -21,7 +21,9 @@ InstructionSet instruction_set(const char* name) {
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
   const bool best = strcmp(name, "best") == 0;
+  if (strcmp(name, "avx512bf16") == 0 || (best && bf16)) return {"avx512bf16", &kernels_avx512bf16, bf16};
   if (strcmp(name, "avx512") == 0 || (best && avx512)) return {"avx512", &kernels_avx512, avx512};
   if (strcmp(name, "avx2") == 0 || (best && avx2)) return {"avx2", &kernels_avx2, avx2};
 #endif
@@ -48,7 +50,8 @@ Call prepared(const Call& call) {
 
 EXPORT const char* dslaunch_instruction_set() { return chosen.name; }
 
-// For tests: "baseline", "avx2", "avx512" or "best". Returns 0 where the processor has no such instructions.
+// For tests: "baseline", "avx2", "avx512", "avx512bf16" or "best". Returns 0 where the processor has no such
+// instructions.
 EXPORT int dslaunch_use(const char* name) {
   const InstructionSet wanted = instruction_set(name);
   if (!wanted.supported) return 0;

@@ -49,11 +49,16 @@ FORMULA Vec sign(Vec x) {  // 0 and NaN stay what they are
 
 FORMULA Vec widen_bf16(Half h) { return (Vec)(__builtin_convertvector(h, Bits) << 16); }
 
-FORMULA Half narrow_bf16(Vec x) {  // to nearest, ties to even; NaN stays NaN
+// To nearest, ties to even; NaN stays NaN.
+#if defined(__AVX512BF16__)
+FORMULA Half narrow_bf16(Vec x) { return (Half)_mm512_cvtneps_pbh(x); }
+#else
+FORMULA Half narrow_bf16(Vec x) {
   const Bits bits = (Bits)x;
   const Bits rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   return __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40, Half);
 }
+#endif
 
 #if defined(__AVX512F__)
 FORMULA Vec widen_fp16(Half h) { return _mm512_cvtph_ps((__m256i)h); }
