@@ -45,8 +45,8 @@ class CommsLog:
         self.totals: dict[tuple[str, int], Total] = {}
 
     def wants(self, kind: str) -> bool:
-        """Whether the config asks for collectives of this kind."""
-        return self._config.prof_all or kind in self._config.prof_ops
+        """Whether the config asks for this kind, by its name or torch's (`all_gather_into_tensor`)."""
+        return self._config.prof_all or any(name.startswith(kind) for name in self._config.prof_ops)
 
     def add(self, kind: str, num_bytes: int, seconds: float, caller: str = "") -> None:
         """Count one collective of `num_bytes` (the whole message, all ranks' parts)."""

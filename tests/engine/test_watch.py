@@ -85,6 +85,8 @@ def test_comms_table() -> None:
     log_of = CommsLog(CommsLoggerConfig(enabled=True, prof_all=False, prof_ops=("all_reduce",)), 4)
     assert log_of.wants("all_reduce")
     assert not log_of.wants("broadcast")
+    named_by_torch = CommsLoggerConfig(prof_all=False, prof_ops=("all_gather_into_tensor",))
+    assert CommsLog(named_by_torch, 4).wants("all_gather")
     log_of.add("all_reduce", 10_000_000, 0.010)
     log_of.add("all_reduce", 10_000_000, 0.030)
     log_of.add("broadcast", 500, 0.001)
