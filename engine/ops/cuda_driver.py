@@ -15,7 +15,7 @@ THREADS = 256  # kThreads of csrc/cuda_launch.h
 Argument = ctypes.Structure | ctypes.c_void_p | ctypes.c_int64
 
 
-class CudaError(RuntimeError):
+class CudaError(BuildError):
     """The driver refused a call."""
 
 

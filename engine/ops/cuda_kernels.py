@@ -19,11 +19,11 @@ _SCALARS_BYTES = 64  # no optimizer's are larger
 
 
 class CudaKernels:
-    """The kernels of all GPUs of this process."""
+    """The kernels of all GPUs of this process. Raises BuildError where there are none for the current one."""
 
     def __init__(self) -> None:
         self._tables = Tables()
-        driver()
+        cuda_modules.function("norm", "norm_total", torch.cuda.current_device())
 
     def step(self, rule: Rule, batch: Batch, control: Control) -> None:
         grid = self._tables.grid(batch, BLOCK_NUMEL)

@@ -27,6 +27,7 @@ def function(module: str, name: str, device: int) -> ctypes.c_void_p:
 
 def _load(module: str, device: int) -> ctypes.c_void_p:
     """From a fatbin; without one, or one that fits `device`, by NVRTC; without that, by nvcc."""
+    driver()  # says so where there is none, before anything is built
     fatbin = artifacts.find(cuda_name(module))
     if fatbin is None and nvcc() is not None and not _has_nvrtc():
         fatbin = build_cuda(module)

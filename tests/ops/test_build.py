@@ -12,7 +12,7 @@ import pytest
 import torch
 from rule_cases import RULES, Data
 
-from dslaunch.engine.ops import artifacts, backends, build
+from dslaunch.engine.ops import artifacts, backends, build, cuda_driver, nvrtc
 from dslaunch.engine.ops.cpu_library import CpuLibrary
 from dslaunch.engine.ops.step import reference_step, step_
 from dslaunch.engine.ops.toolchain import BuildError, NoCompilerError
@@ -118,6 +118,23 @@ def test_plain_torch_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_devices_of_other_kinds_use_plain_torch() -> None:
     assert backends.of(torch.device("meta")) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_kernels_for_gpus_ask_for_a_driver() -> None:
+    with pytest.raises(BuildError, match=r"^no CUDA driver: libcuda\.so\.1: "):
+        cuda_driver.driver()
+
+
+def test_where_neither_nvcc_nor_nvrtc_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "Nvrtc", _not_found)
+    with pytest.raises(NoCompilerError) as caught:
+        nvrtc.nvrtc.__wrapped__()  # the found one is kept
+    assert str(caught.value) == "neither nvcc nor NVRTC found\nhint: pip install nvidia-cuda-nvrtc"
+
+
+def _not_found(path: str) -> None:
+    raise OSError(f"{path}: not found")
 
 
 def test_a_damaged_library_is_said(tmp_path: Path) -> None:
