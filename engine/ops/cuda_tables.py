@@ -11,7 +11,7 @@ import torch
 from dslaunch.engine.ops.kernel_arguments import ENTRY_NUM_WORDS, Entry, Launch
 from dslaunch.engine.ops.shard import Batch
 
-_MAX_TABLES = 256  # of one process; gradients that move make a new one each step
+_MAX_TABLES = 32  # of one process: 4 bytes a block each, and gradients that move make a new one each step
 
 
 @dataclass(slots=True)
