@@ -20,11 +20,14 @@ class FlushDenormals {
   FlushDenormals() { __builtin_ia32_ldmxcsr(saved_ | 0x8040); }  // FTZ | DAZ
   ~FlushDenormals() { __builtin_ia32_ldmxcsr(saved_); }
 #elif defined(__aarch64__)
-  uint64_t saved_ = __builtin_aarch64_get_fpcr64();
+  uint64_t saved_;
 
  public:
-  FlushDenormals() { __builtin_aarch64_set_fpcr64(saved_ | 1ull << 24); }  // FZ
-  ~FlushDenormals() { __builtin_aarch64_set_fpcr64(saved_); }
+  FlushDenormals() {
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(saved_));
+    __asm__ __volatile__("msr fpcr, %0" ::"r"(saved_ | 1ull << 24));  // FZ
+  }
+  ~FlushDenormals() { __asm__ __volatile__("msr fpcr, %0" ::"r"(saved_)); }
 #endif
 };
 
