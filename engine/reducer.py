@@ -10,6 +10,7 @@ same collectives in the same order. `finish` sends what hooks did not (unused pa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -63,6 +64,7 @@ class Reducer:
             for number, bucket in enumerate(buckets)
             for index, param in enumerate(bucket.members)
         ]
+        self.clear()
 
     @property
     def has_sent(self) -> bool:
@@ -99,6 +101,8 @@ class Reducer:
         for bucket in self._buckets:
             for param in bucket.members:
                 param.grad = None
+            if bucket.grads is not None:  # its memory is free for activations until the next backward
+                bucket.grads.untyped_storage().resize_(0)
         self._in_flight.clear()
         self._finished = False
         self._missing = [len(bucket.members) for bucket in self._buckets]
@@ -110,18 +114,24 @@ class Reducer:
             handle.remove()
 
     def _hook(self, number: int, index: int) -> Callable[[torch.Tensor], None]:
-        bucket = self._buckets[number]
+        name = self._buckets[number].spec.slots[index].name
+        alive = weakref.ref(self)  # autograd's hooks are out of the garbage collector's sight
 
         def arrived(_: torch.Tensor) -> None:
-            if number < len(self._in_flight):
-                raise _arrived_twice(bucket.spec.slots[index].name)
-            self._missing[number] -= 1
-            if self._missing[number] == 0:
-                self._adopt(number)
-                if self.armed and self._overlap:
-                    self._send_ready()
+            reducer = alive()
+            if reducer is not None:
+                reducer._count_down(number, name)
 
         return arrived
+
+    def _count_down(self, number: int, name: str) -> None:
+        if number < len(self._in_flight):
+            raise _arrived_twice(name)
+        self._missing[number] -= 1
+        if self._missing[number] == 0:
+            self._adopt(number)
+            if self.armed and self._overlap:
+                self._send_ready()
 
     def _adopt(self, number: int) -> None:
         """Bring the bucket's gradients into it, wherever autograd or the script has left them.
@@ -132,8 +142,10 @@ class Reducer:
         assert bucket.grads is not None
         first, in_place = not self._filled[number], bucket.grads_in_place
         self._filled[number] = True
-        if first and self._num_ranks > 1 and bucket.spec.has_padding:
-            bucket.grads.zero_()  # padding too: a reduce-scatter may leave anything there
+        if first:
+            bucket.grads.untyped_storage().resize_(bucket.grads.numel() * bucket.grads.element_size())
+            if bucket.spec.has_padding:
+                bucket.grads.zero_()
         views, grads = [], []
         for param, view in zip(bucket.members, bucket.grad_views, strict=True):
             grad = param.grad

@@ -11,6 +11,7 @@ round is closed: after backward, before the next forward or by `finish`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -104,17 +105,24 @@ class ShardReducer:
             handle.remove()
 
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        alive = weakref.ref(self)  # autograd's hooks are out of the garbage collector's sight
+
         def arrived(_: torch.Tensor) -> None:
-            if number < self._next:  # a second backward pass before the first one's round was closed
-                self.close_round()
-            self._open = True
-            self._missing[number] -= 1
-            if self._missing[number] == 0:
-                self._on_complete(self._buckets[number])
-                while self._overlap and self._next < len(self._buckets) and self._missing[self._next] <= 0:
-                    self._send(self._next)
+            reducer = alive()
+            if reducer is not None:
+                reducer._count_down(number)
 
         return arrived
+
+    def _count_down(self, number: int) -> None:
+        if number < self._next:  # a second backward pass before the first one's round was closed
+            self.close_round()
+        self._open = True
+        self._missing[number] -= 1
+        if self._missing[number] == 0:
+            self._on_complete(self._buckets[number])
+            while self._overlap and self._next < len(self._buckets) and self._missing[self._next] <= 0:
+                self._send(self._next)
 
     def _send(self, number: int) -> None:
         bucket = self._buckets[number]

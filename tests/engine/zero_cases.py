@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -418,6 +420,16 @@ def several_engines_in_one_process() -> None:
     train(engines[0], 1, 3)
 
 
+def dropped_engines_are_collected(stage: int) -> None:
+    engine = engine_of(Model(), stage)
+    train(engine)
+    held = [weakref.ref(bucket.param_shard) for bucket in engine.placement.trained]
+    held.append(weakref.ref(engine.module))
+    del engine
+    gc.collect()
+    assert [ref() for ref in held] == [None] * len(held)
+
+
 def weights_are_consolidated(directory: str) -> None:
     engine = engine_of(Model(), zero={"stage3_gather_16bit_weights_on_model_save": True})
     train(engine)
@@ -512,7 +524,7 @@ def live_bytes(stage: int, accumulate_in_fp32: bool) -> dict[str, float]:
         "members": sum(count(param.data) for bucket in buckets for param in bucket.members),
         "grads": sum(count(bucket.grads, bucket.grad_shard) for bucket in buckets),
         "leaves": sum(count(param.grad) for bucket in buckets for param in bucket.members),
-        "states": sum(count(s.master, s.exp_avg, s.exp_avg_sq) for s in optimizer.shards),
+        "states": sum(count(s.master, *s.states.values()) for s in optimizer.shards),
         "buffers": sum(count(buffer) for buffer in buffers),
         "largest": max(bucket.spec.numel for bucket in buckets),
         "resident": sum(b.spec.numel for b in buckets if not isinstance(b, ShardedBucket)),

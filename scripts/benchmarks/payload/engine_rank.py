@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -131,8 +132,10 @@ def main() -> None:
     options = parser.parse_args()
     shape = Shape(*(int(part) for part in options.shape.split(",")))
     cuda = torch.cuda.is_available()
-    device = torch.device("cuda", 0) if cuda else torch.device("cpu")
-    if not cuda:
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
         torch.set_num_threads(1)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
