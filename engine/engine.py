@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,15 +14,14 @@ from dslaunch.engine import log
 from dslaunch.engine.autocast import forward_precision
 from dslaunch.engine.batch import BatchSizes
 from dslaunch.engine.casting import cast_floating
-from dslaunch.engine.checkpoint_load import CustomLoad, LoadRequest, load
-from dslaunch.engine.checkpoint_save import SaveRequest, save
 from dslaunch.engine.config import EngineConfig
 from dslaunch.engine.dataloader import TrainingDataLoader
 from dslaunch.engine.engine_info import EngineInfo
-from dslaunch.engine.errors import CheckpointError, EngineError
+from dslaunch.engine.engine_weights import EngineWeights
+from dslaunch.engine.errors import EngineError
 from dslaunch.engine.gatherer import Gatherer
 from dslaunch.engine.lr_schedules import LrScheduler
-from dslaunch.engine.model_weights import consolidated, load_module, make_whole, save_16bit_model
+from dslaunch.engine.model_weights import make_whole
 from dslaunch.engine.optimizer import ShardedAdamW
 from dslaunch.engine.placement import Placement
 from dslaunch.engine.ranks import Ranks
@@ -48,7 +46,7 @@ class EngineParts:
     training_dataloader: TrainingDataLoader | None
 
 
-class Engine(EngineInfo, torch.nn.Module):
+class Engine(EngineInfo, EngineWeights, torch.nn.Module):
     """A model under ZeRO. Attributes it does not have are looked up on `module`.
 
     The order of one micro step is `loss = engine(batch)`, `engine.backward(loss)`, `engine.step()`; every
@@ -166,53 +164,6 @@ class Engine(EngineInfo, torch.nn.Module):
         self.micro_steps += 1
         self._arm()
 
-    def save_checkpoint(
-        self,
-        save_dir: str | Path,
-        tag: str | int | None = None,
-        client_state: Mapping[str, object] | None = None,
-        save_latest: bool = True,
-        exclude_frozen_parameters: bool = False,
-    ) -> bool:
-        """Write `save_dir/tag` (default global_step<N>). Collective; rank 0's `client_state` is kept.
-
-        Either the whole checkpoint appears and `latest` names it, or CheckpointError and nothing has changed.
-        """
-        if not str(save_dir):
-            raise CheckpointError("save_checkpoint was given an empty save_dir", "name a directory")
-        named = f"global_step{self.global_steps}" if tag is None else str(tag)
-        state = {} if client_state is None else client_state
-        save(self, SaveRequest(Path(save_dir), named, state, save_latest, exclude_frozen_parameters))
-        return True
-
-    def load_checkpoint(
-        self,
-        load_dir: str | Path,
-        tag: str | int | None = None,
-        load_module_strict: bool = True,
-        load_optimizer_states: bool = True,
-        load_lr_scheduler_states: bool = True,
-        load_module_only: bool = False,
-        custom_load_fn: CustomLoad | None = None,
-    ) -> tuple[str, dict[str, object]] | tuple[None, None]:
-        """Restore what `save_checkpoint` wrote, at any world size and stage; default: the `latest` tag.
-
-        Returns the directory read and the client state, or (None, None) with a warning where there is
-        nothing.
-        """
-        return load(
-            self,
-            LoadRequest(
-                Path(load_dir),
-                None if tag is None else str(tag),
-                load_module_strict,
-                load_optimizer_states,
-                load_lr_scheduler_states,
-                load_module_only,
-                custom_load_fn,
-            ),
-        )
-
     def restart_accumulation(self) -> None:
         """The next micro step is the first of an optimizer step."""
         self.micro_steps = 0
@@ -252,47 +203,6 @@ class Engine(EngineInfo, torch.nn.Module):
     def was_step_applied(self) -> bool:
         """Whether the last `step()` updated the parameters."""
         return self._applied
-
-    def module_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any]:
-        """The module's state dict, without the `module.` prefix of `state_dict()`; shards at stage 3."""
-        frozen = {name for name, param in self.module.named_parameters() if not param.requires_grad}
-        return {
-            name: value
-            for name, value in self.module.state_dict().items()
-            if not (exclude_frozen_parameters and name in frozen)
-        }
-
-    def load_module_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load whole tensors into the module, sharded or not, and take the masters from them."""
-        load_module(self, dict(state_dict), strict)
-        if self.optimizer is not None:
-            self.optimizer.refresh_masters()
-
-    def save_16bit_model(
-        self,
-        save_dir: str | Path,
-        save_filename: str = "pytorch_model.bin",
-        exclude_frozen_parameters: bool = False,
-    ) -> bool:
-        """Write the whole model's weights in the compute dtype. Collective; rank 0 writes.
-
-        False at stage 3 unless `stage3_gather_16bit_weights_on_model_save` allows gathering.
-        """
-        return save_16bit_model(self, save_dir, save_filename, exclude_frozen_parameters)
-
-    def _consolidated_16bit_state_dict(
-        self, exclude_frozen_parameters: bool = False
-    ) -> dict[str, Any] | None:
-        """The whole model's weights on rank 0, None elsewhere. Collective at stage 3."""
-        keep = self.global_rank == 0
-        found = consolidated(self.module, exclude_frozen_parameters, keep)
-        return found if keep else None
-
-    def _zero3_consolidated_16bit_state_dict(
-        self, exclude_frozen_parameters: bool = False
-    ) -> dict[str, Any] | None:
-        """The same; Hugging Face calls it by this name."""
-        return self._consolidated_16bit_state_dict(exclude_frozen_parameters)
 
     def empty_partition_cache(self) -> None:
         """Release the parameters that stage 3 has gathered."""

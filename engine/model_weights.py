@@ -21,7 +21,8 @@ def consolidated(
 ) -> dict[str, object]:
     """The state dict with every tensor whole, where `keep`; empty elsewhere. Collective at stage 3.
 
-    One bucket is gathered at a time. Names that share a tensor share it here too.
+    One bucket is gathered at a time; what was sharded is returned on the CPU, the rest too if `to_cpu`.
+    Names that share a tensor share it here too.
     """
     frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
     named = dict(module.named_parameters(remove_duplicate=False))
@@ -44,7 +45,7 @@ def consolidated(
         for name in names_in[key] if keep else ():
             param = named[name]
             if id(param) not in taken:
-                taken[id(param)] = param.data.cpu() if to_cpu and param.is_cuda else param.data.clone()
+                taken[id(param)] = param.data.cpu() if param.is_cuda else param.data.clone()
             found[name] = taken[id(param)]
         held.release()
     return found if keep else {}

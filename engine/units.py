@@ -107,13 +107,20 @@ def _split(name: str, module: torch.nn.Module, rules: UnitRules) -> Iterator[Uni
         if not params:
             continue
         if not rules.is_leaf(path, child) and (
-            isinstance(child, _CONTAINERS)
+            (isinstance(child, _CONTAINERS) and not (in_list and _is_plain_sequence(child)))
             or (not in_list and _is_above_blocks(child))
             or _is_large(child, params, rules)
         ):
             yield from _split(path, child, rules)
         else:
             yield Unit(path, child, params)
+
+
+def _is_plain_sequence(module: torch.nn.Module) -> bool:
+    """Whether it is a Sequential of single layers: in a list, that is a block."""
+    return isinstance(module, torch.nn.Sequential) and not any(
+        _has_parameters(grandchild) for child in module.children() for grandchild in child.children()
+    )
 
 
 def _is_above_blocks(module: torch.nn.Module) -> bool:

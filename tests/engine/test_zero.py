@@ -23,6 +23,7 @@ from rank_pool import RankPool
         ("several_engines_in_one_process", ()),
         ("batch_size_changes", ()),
         ("no_sync_reduces_all_the_same", (2,)),
+        ("collectives_by_deepspeeds_names", ()),
         ("dropped_engines_are_collected", (1,)),
         ("dropped_engines_are_collected", (3,)),
     ],

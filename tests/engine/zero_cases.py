@@ -495,6 +495,27 @@ def batch_size_changes() -> None:
         engine.set_train_batch_size(6 * ranks + 1)
 
 
+def collectives_by_deepspeeds_names() -> None:
+    from dslaunch.engine import comm
+
+    ranks, rank = comm.get_world_size(), comm.get_rank()
+    gathered = torch.zeros(2 * ranks)
+    comm.all_gather_into_tensor(gathered, torch.full((2,), float(rank)))
+    assert gathered.tolist() == [float(other) for other in range(ranks) for _ in range(2)]
+    part = torch.zeros(2)
+    comm.reduce_scatter_tensor(part, torch.arange(2.0 * ranks))
+    assert part.tolist() == [ranks * 2.0 * rank, ranks * (2.0 * rank + 1)]
+    total = torch.ones(1)
+    comm.all_reduce(total, op=comm.ReduceOp.SUM)
+    assert total.item() == ranks
+    comm.init_distributed()
+    comm.log_summary()
+    assert comm.is_initialized()
+    assert comm.get_local_rank() == 0
+    assert comm.get_world_group() is dist.group.WORLD
+    assert all(hasattr(comm, name) for name in comm.__all__)
+
+
 def live_bytes(stage: int, accumulate_in_fp32: bool) -> dict[str, float]:
     """Bytes this rank's engine holds between steps, by kind, for a model of `numel` parameters."""
     more: dict[str, object] = {"data_types": {"grad_accum_dtype": "fp32"}} if accumulate_in_fp32 else {}
