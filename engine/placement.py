@@ -75,8 +75,7 @@ def place(
     _move_the_rest(model, named, settings, device)
     if stage == 3:
         for param in named.values():
-            if home_of(param) is not None:
-                give_surface(param)
+            give_surface(param)
     return Placement(sharding, trained, frozen, units)
 
 

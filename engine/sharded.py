@@ -130,17 +130,16 @@ _ids = itertools.count(1)
 
 
 def give_surface(param: torch.nn.Parameter) -> None:
-    """Hang DeepSpeed's attributes on a parameter that lives in a bucket: what Hugging Face and TRL read."""
+    """Hang DeepSpeed's attributes on a parameter, sharded or whole: what Hugging Face and TRL read."""
     home = home_of(param)
-    assert home is not None
-    bucket = home.bucket
-    sharded = bucket if isinstance(bucket, ShardedBucket) else None
-    part, _ = bucket.parts(home.index)
+    sharded = sharded_bucket_of(param)
+    shape = param.shape if home is None else home.shape
+    part = param.data.view(-1) if home is None else home.bucket.param_shard[home.bucket.parts(home.index)[0]]
     surface: dict[str, object] = {
         "ds_id": getattr(param, "ds_id", None) or next(_ids),
-        "ds_shape": home.shape,
-        "ds_numel": home.shape.numel(),
-        "ds_tensor": bucket.param_shard[part],
+        "ds_shape": shape,
+        "ds_numel": shape.numel(),
+        "ds_tensor": part,
         "ds_status": ZeroParamStatus.AVAILABLE if sharded is None else sharded.status,
         "ds_persist": sharded is None,
         "ds_process_group": None,  # a group kept here would outlive the job
@@ -149,9 +148,9 @@ def give_surface(param: torch.nn.Parameter) -> None:
         "ds_external": False,
         "all_gather": _nothing if sharded is None else lambda *_, **__: sharded.gather(),
         "partition": _nothing if sharded is None else lambda *_, **__: sharded.release(),
-        "partition_numel": lambda: part.stop - part.start,
+        "partition_numel": part.numel,
         "padding_size": lambda: 0,
-        "ds_summary": lambda: f"{home.name} {tuple(home.shape)} {getattr(param, 'ds_status', None)}",
+        "ds_summary": lambda: f"{tuple(shape)} {getattr(param, 'ds_status', None)}",
         "convert_to_zero_parameters": _nothing,
     }
     for name, value in surface.items():

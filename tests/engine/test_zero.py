@@ -44,6 +44,7 @@ def test_on_one_rank_and_on_two(
         ("only_a_few_blocks_are_gathered_at_a_time", ()),
         ("gathered_ahead_in_the_recorded_order", ()),
         ("evaluation_and_generation", ()),
+        ("a_model_without_an_optimizer_is_sharded_too", ()),
         ("ranks_that_part_are_told", ()),
         ("a_rank_that_leaves_the_recorded_order_is_told", ()),
         ("init_never_holds_the_model_whole", ()),

@@ -205,10 +205,24 @@ def evaluation_and_generation() -> None:
         first = engine(batch(5)).item()
         for _ in range(3):
             engine.module(batch(5))
+    with torch.inference_mode():
+        assert engine(batch(5)).item() == first
     assert live_numel(engine) == 0
     assert engine(batch(5)).item() == first  # with gradients on, as careless scripts do
     engine.train()
     train(engine, 2, 3)
+    assert live_numel(engine) == 0
+
+
+def a_model_without_an_optimizer_is_sharded_too() -> None:
+    first, second = twins(Model)
+    plain = {name: value for name, value in config().items() if name != "optimizer"}
+    engine = deepspeed.initialize(model=second, config=plain)[0]
+    assert engine.optimizer is None
+    assert all(p.numel() == 0 for p in engine.module.blocks.parameters() if p.ds_numel > 20)
+    with torch.no_grad():
+        for number in range(3):
+            assert engine(batch(number)).item() == pytest.approx(first(batch(number)).item(), abs=1e-6)
     assert live_numel(engine) == 0
 
 
