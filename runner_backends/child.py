@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TypeVar, cast
 
@@ -34,6 +35,7 @@ class Child(asyncio.SubprocessProtocol):
         self._killed = False
         self._returncode: int | None = None
         self._ended = asyncio.Event()
+        self._pidfd = -1
 
     def output(self) -> AsyncIterator[bytes]:
         """Chunks of stdout as they come, until every process that holds it has closed it."""
@@ -55,17 +57,13 @@ class Child(asyncio.SubprocessProtocol):
     def kill(self) -> None:
         """SIGKILL the process, not its descendants. Output they still hold open is no longer waited for."""
         self._killed = True
-        if self._transport is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._transport.kill()
+        self._signal(signal.SIGKILL)
         if self._returncode is not None:
             self._close_pipe(STDOUT)
 
     def terminate(self) -> None:
         """SIGTERM the process. What it has said until then is still received."""
-        if self._transport is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._transport.terminate()
+        self._signal(signal.SIGTERM)
 
     async def wait(self) -> SessionEnd:
         """The end, once the process is gone and its stdout has been received."""
@@ -80,6 +78,8 @@ class Child(asyncio.SubprocessProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
+        with contextlib.suppress(OSError):
+            self._pidfd = os.pidfd_open(self._transport.get_pid())
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == STDOUT:
@@ -108,7 +108,16 @@ class Child(asyncio.SubprocessProtocol):
         else:
             self._end()
 
+    def _signal(self, number: int) -> None:
+        """By pidfd: Popen's own way reaps a child that has just ended, and asyncio then complains."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
     def _end(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
         if self._transport is not None:
             self._transport.close()
         self._ended.set()

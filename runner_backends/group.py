@@ -58,6 +58,7 @@ class _Tool(Child):
         super().__init__()
         self.find_complaint: Callable[[bytes], Complaint | None] = lambda line: None
         self.complain: Callable[[Complaint], None] = lambda complaint: None
+        self.kills_group = False
         self._stderr_rest = b""
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
@@ -69,8 +70,8 @@ class _Tool(Child):
                     self.complain(complaint)
 
     def kill(self) -> None:
-        """SIGKILL the tool and what it has started here: a killed pdsh would leave its ssh behind."""
-        if self._transport is not None and self._transport.get_returncode() is None:
+        """SIGKILL the tool, and what it has started here where it `kills_group`."""
+        if self.kills_group and self._transport is not None and self._transport.get_returncode() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._transport.get_pid(), signal.SIGKILL)
         super().kill()
@@ -183,6 +184,9 @@ class ToolBackend(ABC):
     name: str
     index_word: str
 
+    kills_group = False
+    """Whether killing the tool has to kill what it started here; srun's own child tells Slurm of its end."""
+
     def __init__(self, close_timeout_s: float = 10.0) -> None:
         self._children = Children(close_timeout_s)
         self._groups: set[ToolGroup] = set()
@@ -226,6 +230,7 @@ class ToolBackend(ABC):
         child = await self._children.start(kind, argv_here, argv[0], self.tool_environment(command))
         group = ToolGroup(child, self.demultiplexer(command), len(command.hosts))
         child.find_complaint, child.complain = self.complaints(command), group.take
+        child.kills_group = self.kills_group
         self._groups.add(group)
         group.when_over(self._groups.discard)
         if command.stdin:
