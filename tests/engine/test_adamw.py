@@ -27,8 +27,8 @@ def test_equals_torch(decoupled: bool, weight_decay: float, numel: int, seed: in
         oracle.step()
         scalars = AdamWStep(step, 0.01, 0.8, 0.95, 1e-6, weight_decay, decoupled)
         adamw_(AdamWShard(theta, m, v, gradient, low), scalars, torch.tensor(0.5))
-        # torch rounds twice where kernels round once; in fp64 neither differs (tests/ops). Where decay cancels
-        # a gradient, what is left of it is rounding, of which Adam makes part of a step (lr = 0.01).
+        # torch rounds twice where kernels round once; in fp64 neither differs (tests/ops). Where decay
+        # cancels a gradient, what is left of it is rounding: Adam makes part of a step (lr = 0.01) of that.
         gaps = (theta - param.detach()).abs()
         assert (gaps > 3e-5).sum() <= numel // 100_000
         assert gaps.max() < 0.001
