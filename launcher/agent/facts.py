@@ -18,6 +18,36 @@ _PROBE_TIMEOUT_S = 2.0
 _BANNER = b"dslaunch "
 
 
+class PortClaim:
+    """A master port that a job on this host is going to use: its rank 0 binds it seconds later.
+
+    An abstract socket (unix(7)): seen by every user, gone with the process.
+    """
+
+    def __init__(self, port: int) -> None:
+        """Raises OSError where another job has it."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._socket.bind(self._name(port))
+        except OSError:
+            self._socket.close()
+            raise
+
+    @staticmethod
+    def exists(port: int) -> bool:
+        """Whether some job of this host has it. Takes nothing, so that several may ask at once."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+            try:
+                asking.connect(PortClaim._name(port))
+            except OSError:
+                return False
+        return True
+
+    @staticmethod
+    def _name(port: int) -> str:
+        return f"\0dslaunch-master-{port}"
+
+
 class ProbeServer:
     """Answers other agents that ask whether they reach this host, with a banner that names its port.
 
@@ -127,15 +157,17 @@ def _source(address: str) -> str:
 
 
 def _in_use(port: int) -> bool:
-    """Whether someone listens on the port: torch's store would fail to bind it."""
+    """Whether someone listens on the port, or another job is about to: torch could not bind it.
+
+    With SO_REUSEADDR only a listener is in the way, not another agent that asks the same just now.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
-            probe.listen(1)
         except OSError:
             return True
-    return False
+    return PortClaim.exists(port)
 
 
 def _free_port() -> int:

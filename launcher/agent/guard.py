@@ -19,7 +19,8 @@ class Guard:
 
     def __init__(self, node_id: str) -> None:
         read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
-        if os.fork() == 0:
+        self._pid = os.fork()
+        if self._pid == 0:
             try:
                 _wait_and_sweep(read_fd, node_id)
             finally:
@@ -27,9 +28,11 @@ class Guard:
         os.close(read_fd)
 
     def dismiss(self) -> None:
-        """The agent has swept itself."""
+        """The agent has swept itself; when this returns the guard is gone too."""
         os.write(self._write_fd, _ALL_IS_WELL)
         os.close(self._write_fd)
+        with contextlib.suppress(ChildProcessError):  # killed before, and collected
+            os.waitpid(self._pid, 0)
 
 
 def _wait_and_sweep(read_fd: int, node_id: str) -> None:

@@ -232,7 +232,7 @@ class Agent:
         self._probed.close()
         self._guard = Guard(plan.node_id)
         cores: Sequence[Sequence[int]] = [()] * len(plan.ranks)
-        refusal = _obstacle(plan)
+        refusal = _obstacle(plan) or self._claim_port(plan)
         try:
             if plan.bound_cores is not None:
                 cores = binding.plan_binding(plan.bound_cores, len(plan.ranks))
@@ -251,6 +251,17 @@ class Agent:
         if refusal is not None:
             self._up(refusal)
             self._stop(signal.SIGKILL, 0.0)
+
+    def _claim_port(self, plan: NodePlan) -> Refused | None:
+        """Where ranks meet on this host, tell other jobs before rank 0 listens."""
+        port = plan.ranks[0].env["MASTER_PORT"]
+        if plan.node_rank != 0:
+            return None
+        try:
+            self._port_claim = facts.PortClaim(int(port))
+        except OSError:
+            return Refused(f"another job has just taken port {port}", "start this one again")
+        return None
 
     def _pass_on(self, process: RankProcess, fd: int) -> bool:
         """One read's worth of a rank's output, up. False when the pipe holds no more for now."""

@@ -1,7 +1,9 @@
 """Jobs that are started by hand, one launcher for each node, all on this machine."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -16,15 +18,12 @@ Pods = Callable[..., list["subprocess.Popen[bytes]"]]
 
 
 def free_ports() -> int:
-    """A port that is free, and the next one too."""
+    """A port that is free, and the next one too, out of those that the kernel gives to nobody by itself."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
             return port
 
 

@@ -235,6 +235,17 @@ def test_a_busy_default_port_is_passed_over_and_a_busy_named_one_refused(run: Ru
     ]
 
 
+def test_two_jobs_on_one_machine_do_not_meet(start: Start, run: Run) -> None:
+    with start(PAYLOAD, "wait") as first:
+        wait_for(first, "up", 1)  # its rank would bind the default port later, and never does here
+        second = run(PAYLOAD, "echo", env={"ECHO": "MASTER_PORT"})
+        first.send_signal(signal.SIGTERM)
+        _, err = first.communicate(timeout=20)
+    ports = {json.loads(second.stdout)["env"]["MASTER_PORT"]}
+    ports.add(re.findall(r"meet at 127.0.0.1:(\d+)", err.decode())[0])
+    assert len(ports) == 2
+
+
 def test_no_ssh_runs_this_nodes_part(run: Run) -> None:
     flags = [
         "--coordination_port=none",
