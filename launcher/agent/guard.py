@@ -29,9 +29,10 @@ class Guard:
 
     def dismiss(self) -> None:
         """The agent has swept itself; when this returns the guard is gone too."""
-        os.write(self._write_fd, _ALL_IS_WELL)
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            os.write(self._write_fd, _ALL_IS_WELL)
         os.close(self._write_fd)
-        with contextlib.suppress(ChildProcessError):  # killed before, and collected
+        with contextlib.suppress(ChildProcessError):  # and collected
             os.waitpid(self._pid, 0)
 
 
