@@ -1,5 +1,8 @@
 """The command line: its surface pinned, and everything behind the script left alone."""
 
+import subprocess
+from collections.abc import Callable
+
 import click
 import pytest
 from hypothesis import given
@@ -8,6 +11,8 @@ from hypothesis import strategies as st
 from dslaunch.launcher.cli import COMMAND, parse
 from dslaunch.launcher.errors import UsageError
 from dslaunch.launcher.request import DryRun, Launcher, LaunchRequest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SURFACE = """
 --accelerator --autotuning --bind_core_list --bind_cores_to_rank --console --coordination_port --cwd --dry_run
@@ -106,3 +111,10 @@ def test_wrong_command_lines(argv: list[str], error: str) -> None:
         parse(argv)
     assert str(caught.value).split(". (")[0] == error
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(("words", "completed"), [("--num_g", "--num_gpus"), ("--launcher slu", "slurm")])
+def test_shells_complete_options(run: Run, words: str, completed: str) -> None:
+    asked = {"_DSLAUNCH_COMPLETE": "bash_complete", "COMP_WORDS": f"dslaunch {words}"}
+    result = run(env={**asked, "COMP_CWORD": str(len(words.split()))})
+    assert f"plain,{completed}" in result.stdout.splitlines()
