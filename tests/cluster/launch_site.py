@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from marked import living, living_after
 
 ROOT = Path(__file__).parents[2]
 PAYLOAD = str(ROOT / "tests/launcher/payload.py")
@@ -53,22 +54,11 @@ class Site:
 
     def processes(self) -> list[int]:
         """Pids of what lives of this job, on every host."""
-        mark = f"{MARK}={self.job}".encode()
-        found = []
-        for name in os.listdir("/proc"):
-            try:
-                if name.isdigit() and mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                    found.append(int(name))
-            except OSError:
-                continue
-        return found
+        return living(MARK, self.job)
 
     def gone_within(self, timeout_s: float) -> list[int]:
         """What is left after the time, or as soon as nothing is."""
-        deadline = time.monotonic() + timeout_s
-        while (left := self.processes()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return left
+        return living_after(MARK, self.job, timeout_s)
 
 
 def wait_until_up(process: "subprocess.Popen[str]", num_ranks: int = 4) -> None:

@@ -6,13 +6,13 @@ import re
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from marked import living, living_after
 from nasty_arguments import NASTY
 
 PAYLOAD = str(Path(__file__).with_name("payload.py"))
@@ -21,25 +21,8 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def job_processes(job: str) -> list[int]:
-    """Pids of living processes that carry a job's mark in their environment."""
-    found = []
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and f"NCCL_TEST_JOB={job}".encode() in Path(
-                f"/proc/{name}/environ"
-            ).read_bytes().split(b"\0"):
-                found.append(int(name))
-        except OSError:
-            continue
-    return found
-
-
-def gone_within(job: str, timeout_s: float) -> list[int]:
-    """What of a job is still there after the time, or as soon as nothing is."""
-    deadline = time.monotonic() + timeout_s
-    while (left := job_processes(job)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
+    """Pids of what lives of a job."""
+    return living("NCCL_TEST_JOB", job)
 
 
 def wait_for(process: "subprocess.Popen[bytes]", text: str, times: int) -> None:
@@ -148,7 +131,7 @@ def test_kill_9_of_the_command_leaves_nothing(start: Start, job: str) -> None:
     with start("--num_gpus=2", PAYLOAD, "stubborn", env={"NCCL_TEST_JOB": job}) as process:
         wait_for(process, "up", 2)
         process.kill()
-    assert gone_within(job, 10) == []
+    assert living_after("NCCL_TEST_JOB", job, 10) == []
 
 
 def test_kill_9_of_the_agent_leaves_nothing(start: Start, job: str) -> None:
@@ -163,7 +146,7 @@ def test_kill_9_of_the_agent_leaves_nothing(start: Start, job: str) -> None:
         "dslaunch: error: host localhost (ranks 0, 1) was lost: its agent was killed by SIGKILL"
         in err.decode()
     )
-    assert gone_within(job, 10) == []
+    assert living_after("NCCL_TEST_JOB", job, 10) == []
 
 
 def test_notices_reach_the_ranks_and_change_nothing(start: Start, job: str) -> None:
