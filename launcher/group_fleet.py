@@ -116,10 +116,14 @@ class GroupFleet:
             self._group.write(data)
 
     def stop(self, number: int, grace_s: float, *, has_begun: bool) -> None:
+        if has_begun and self._group is not None:
+            self.send(wire.Stop(number, grace_s))
+        else:
+            self._end_tool()
+
+    def _end_tool(self) -> None:
         if self._group is None:
             self._tasks[0].cancel()
-        elif has_begun:
-            self.send(wire.Stop(number, grace_s))
         else:
             self._group.close_stdin()
 
@@ -192,12 +196,6 @@ class ArgvFleet(GroupFleet):
             self._signal_agents(number)
         else:
             self._end_tool()
-
-    def _end_tool(self) -> None:
-        if self._group is None:
-            self._tasks[0].cancel()
-        else:
-            self._group.close_stdin()
 
     def _signal_agents(self, number: int) -> None:
         self._signals.append(asyncio.create_task(self._run_kill(number)))

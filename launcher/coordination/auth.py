@@ -62,10 +62,6 @@ class Seal:
         self._num_sent = 0
         self._num_received = 0
 
-    @property
-    def is_keyed(self) -> bool:
-        return self._key is not None
-
     def seal(self, frame: bytes) -> bytes:
         """The line of the next frame, still one JSON object."""
         if self._key is None:
