@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import getpass
 import os
+import pwd
 import selectors
 import shutil
 import socket
@@ -145,7 +146,7 @@ def lane(request: pytest.FixtureRequest) -> Lane:
         return Lane("embedded", lambda: SshBackend(config), Host("worker-0", (0,)), False, True)
     server: Sshd = request.getfixturevalue("sshd")
     # bash replaces itself by the last command; another login shell may wait for it.
-    is_bash = os.path.basename(os.environ.get("SHELL", "")) == "bash"
+    is_bash = os.path.basename(pwd.getpwuid(os.getuid()).pw_shell) == "bash"
     if request.param == "openssh":
         make = partial(OpenSshBackend, server.ssh_config)
         return Lane("openssh", make, Host("sshd", (0,)), True, not is_bash, False, num_at_once=8)
