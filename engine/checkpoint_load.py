@@ -27,7 +27,7 @@ from dslaunch.engine.checkpoint_save import (
 from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.layout import Layout, plan_reshard
 from dslaunch.engine.model_weights import load_module
-from dslaunch.engine.optimizer import ShardedAdamW
+from dslaunch.engine.optimizer import ShardedOptimizer
 from dslaunch.engine.zero import GatheredParameters
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _load_module(
 
 
 def _load_optimizer(
-    optimizer: ShardedAdamW, request: LoadRequest, directory: Path, manifest: Manifest
+    optimizer: ShardedOptimizer, request: LoadRequest, directory: Path, manifest: Manifest
 ) -> None:
     """Masters from the module, then whatever the shards know better, then parameters from masters."""
     optimizer.refresh_masters()
@@ -157,7 +157,7 @@ def _load_optimizer(
     optimizer.publish()
 
 
-def _check_states(optimizer: ShardedAdamW, saved: Layout, directory: Path) -> None:
+def _check_states(optimizer: ShardedOptimizer, saved: Layout, directory: Path) -> None:
     """CheckpointError, on every rank alike, if another optimizer has saved the checkpoint."""
     with safe_open(directory / manifests.shard_name(0, saved.num_shards), framework="pt") as file:
         stored = set(file.keys())
@@ -170,7 +170,7 @@ def _check_states(optimizer: ShardedAdamW, saved: Layout, directory: Path) -> No
                 )
 
 
-def _read_slices(optimizer: ShardedAdamW, saved: Layout, directory: Path) -> None:
+def _read_slices(optimizer: ShardedOptimizer, saved: Layout, directory: Path) -> None:
     own = Layout(tuple(bucket.spec for bucket in optimizer.buckets), optimizer.sharding.num_shards)
     copies = plan_reshard(saved, own, optimizer.sharding.index)
     copies.sort(key=lambda copy: copy.source_shard)

@@ -22,7 +22,7 @@ from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.layout import Layout
 from dslaunch.engine.lr_schedules import LrScheduler
 from dslaunch.engine.model_weights import consolidated
-from dslaunch.engine.optimizer import ShardedAdamW
+from dslaunch.engine.optimizer import ShardedOptimizer
 
 if TYPE_CHECKING:
     from dslaunch.engine.engine import Engine
@@ -91,7 +91,7 @@ def write_files(engine: Engine, request: SaveRequest, directory: Path) -> dict[s
     return written
 
 
-def shard_tensors(optimizer: ShardedAdamW) -> dict[str, torch.Tensor]:
+def shard_tensors(optimizer: ShardedOptimizer) -> dict[str, torch.Tensor]:
     """This rank's fp32 state by bucket, each [S]."""
     return {
         tensor_name(number, kind): state.tensor(kind)
@@ -136,7 +136,7 @@ def tied_names(module: torch.nn.Module) -> dict[str, str]:
     return tied
 
 
-def hyperparameters(optimizer: ShardedAdamW | None) -> tuple[dict[str, object], ...]:
+def hyperparameters(optimizer: ShardedOptimizer | None) -> tuple[dict[str, object], ...]:
     """The parameter groups without their parameters, as JSON knows them."""
     plain = (int, float, str, bool, type(None), list, tuple)
     return tuple(

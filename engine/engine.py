@@ -22,7 +22,7 @@ from dslaunch.engine.errors import EngineError
 from dslaunch.engine.gatherer import Gatherer
 from dslaunch.engine.lr_schedules import LrScheduler
 from dslaunch.engine.model_weights import make_whole
-from dslaunch.engine.optimizer import ShardedAdamW
+from dslaunch.engine.optimizer import ShardedOptimizer
 from dslaunch.engine.placement import Placement
 from dslaunch.engine.ranks import Ranks
 from dslaunch.engine.units import compilable
@@ -41,7 +41,7 @@ class EngineParts:
     device: torch.device
     placement: Placement
     gatherer: Gatherer | None  # of stage 3 on several ranks
-    optimizer: ShardedAdamW | None
+    optimizer: ShardedOptimizer | None
     lr_scheduler: LrScheduler | None
     training_dataloader: TrainingDataLoader | None
 
@@ -234,7 +234,7 @@ class Engine(EngineInfo, EngineWeights, torch.nn.Module):
         self.optimizer = None
         self.lr_scheduler = None
 
-    def _must_train(self) -> ShardedAdamW:
+    def _must_train(self) -> ShardedOptimizer:
         if self.optimizer is None:
             raise EngineError(
                 "must provide optimizer during init in order to use backward/step",
@@ -259,7 +259,7 @@ class Engine(EngineInfo, EngineWeights, torch.nn.Module):
             self.loss_scale() if self.settings.dtype == "fp16" else None,
         )
 
-    def _conclude(self, optimizer: ShardedAdamW, lr_kwargs: Mapping[str, Any]) -> None:
+    def _conclude(self, optimizer: ShardedOptimizer, lr_kwargs: Mapping[str, Any]) -> None:
         """Count the step as applied or skipped; scale and schedule follow."""
         scaler = optimizer.policy.scaler
         said = "" if scaler is None else scaler.update(optimizer.overflow)

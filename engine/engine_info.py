@@ -7,7 +7,7 @@ import torch
 from dslaunch.engine.batch import BatchSizes
 from dslaunch.engine.config import EngineConfig
 from dslaunch.engine.errors import EngineError
-from dslaunch.engine.optimizer import ShardedAdamW
+from dslaunch.engine.optimizer import ShardedOptimizer
 from dslaunch.engine.placement import DTYPES
 
 
@@ -16,7 +16,7 @@ class EngineInfo:
 
     settings: EngineConfig
     batch_sizes: BatchSizes
-    optimizer: ShardedAdamW | None
+    optimizer: ShardedOptimizer | None
     dp_world_size: int
 
     def get_lr(self) -> list[float]:

@@ -12,7 +12,7 @@ from dslaunch.engine.checkpoint_load import CustomLoad, LoadRequest, load
 from dslaunch.engine.checkpoint_save import SaveRequest, save
 from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.model_weights import consolidated, load_module, save_16bit_model
-from dslaunch.engine.optimizer import ShardedAdamW
+from dslaunch.engine.optimizer import ShardedOptimizer
 
 if TYPE_CHECKING:
     from dslaunch.engine.engine import Engine
@@ -22,7 +22,7 @@ class EngineWeights:
     """Mixed into `Engine`."""
 
     module: torch.nn.Module
-    optimizer: ShardedAdamW | None
+    optimizer: ShardedOptimizer | None
     global_rank: int
     global_steps: int
 

@@ -22,7 +22,7 @@ from dslaunch.engine.gather_order import GatherOrder
 from dslaunch.engine.gatherer import Gatherer, GatherLimits
 from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.lr_schedules import LrScheduler, build_scheduler
-from dslaunch.engine.optimizer import ShardedAdamW, StepPolicy
+from dslaunch.engine.optimizer import ShardedOptimizer, StepPolicy
 from dslaunch.engine.param_groups import GroupPlan, ModelParameters, plan_groups
 from dslaunch.engine.placement import DTYPES, Placement, place
 from dslaunch.engine.rank_order import RankOrder
@@ -33,7 +33,7 @@ from dslaunch.engine.shard_reducer import ShardReducer
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-Initialized = tuple[Engine, ShardedAdamW | None, TrainingDataLoader | None, LrScheduler | None]
+Initialized = tuple[Engine, ShardedOptimizer | None, TrainingDataLoader | None, LrScheduler | None]
 SchedulerInput = LrScheduler | Callable[[torch.optim.Optimizer], LrScheduler]
 
 
@@ -110,7 +110,7 @@ def initialize(
 
 def _build_optimizer(
     plan: GroupPlan, placement: Placement, gatherer: Gatherer | None, settings: EngineConfig
-) -> ShardedAdamW:
+) -> ShardedOptimizer:
     zero = settings.zero
     reducer: GradientReducer
     if placement.sharding.gradients:
@@ -125,7 +125,7 @@ def _build_optimizer(
     scaler = LossScaler(settings.fp16) if settings.dtype == "fp16" else None
     skip = scaler is not None or settings.check_grad_overflow
     policy = StepPolicy(settings.gradient_clipping, skip, scaler)
-    return ShardedAdamW(plan, placement.trained, placement.sharding, reducer, policy)
+    return ShardedOptimizer(plan, placement.trained, placement.sharding, reducer, policy)
 
 
 def _build_gatherer(
@@ -146,7 +146,7 @@ def _ignore(_: Bucket) -> None:
 def _scheduler(
     settings: EngineConfig,
     client: SchedulerInput | None,
-    optimizer: ShardedAdamW | None,
+    optimizer: ShardedOptimizer | None,
     plan: GroupPlan | None,
 ) -> LrScheduler | None:
     """The script's scheduler, object or callable, or the config's; the script's wins."""

@@ -1,11 +1,11 @@
-"""The ZeRO optimizer: AdamW over the flat fp32 shards of this rank.
+"""The ZeRO optimizer: an elementwise rule over the flat fp32 shards of this rank.
 
 Legend: `P` elements of a bucket, `S` elements of this rank's shard of it, `W` data-parallel ranks.
 
 step(), in three phases:
   1. finish averaging the gradients (what the hooks sent during backward, and the rest);
   2. the global L2 norm from all shards, the clip factor, and whether the step can be applied at all;
-  3. bucket by bucket: AdamW on [S], then start the bucket's all-gather while the next one is being stepped.
+  3. bucket by bucket: the rule on [S], then the start of its all-gather while the next one is being stepped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StepPolicy:
     scaler: LossScaler | None = None  # fp16: what the gradients were multiplied by
 
 
-class ShardedAdamW(torch.optim.Optimizer):
+class ShardedOptimizer(torch.optim.Optimizer):
     """The plan's rule on this rank's shard of every bucket; `param_groups` hold the model's own parameters.
 
     Edits of `param_groups[i]["lr"]` (and the other hyperparameters) take effect at the next step.

@@ -14,7 +14,7 @@ import torch
 from dslaunch.engine import collectives
 from dslaunch.engine.buckets import Home, home_of
 from dslaunch.engine.errors import EngineError
-from dslaunch.engine.optimizer import ShardedAdamW
+from dslaunch.engine.optimizer import ShardedOptimizer
 
 
 def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
@@ -119,9 +119,9 @@ def _must_be_trained(param: torch.nn.Parameter) -> Home:
     return home
 
 
-def _optimizer(home: Home) -> ShardedAdamW:
+def _optimizer(home: Home) -> ShardedOptimizer:
     optimizer = home.bucket.owner
-    assert isinstance(optimizer, ShardedAdamW)
+    assert isinstance(optimizer, ShardedOptimizer)
     return optimizer
 
 
