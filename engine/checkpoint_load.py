@@ -161,13 +161,17 @@ def _check_states(optimizer: ShardedOptimizer, saved: Layout, directory: Path) -
     """CheckpointError, on every rank alike, if another optimizer has saved the checkpoint."""
     with safe_open(directory / manifests.shard_name(0, saved.num_shards), framework="pt") as file:
         stored = set(file.keys())
-    for state in optimizer.shards:
-        for kind in state.kinds:
-            if tensor_name(0, kind) not in stored:
-                raise CheckpointError(
-                    f"the checkpoint has no optimizer state {kind}: another optimizer has saved it",
-                    "load it with load_optimizer_states=False",
-                )
+    sources = saved.slots()
+    for bucket, state in zip(optimizer.buckets, optimizer.shards, strict=True):
+        for slot in bucket.spec.slots:
+            source = sources.get(slot.name)
+            for kind in state.kinds:
+                if source is not None and tensor_name(source.bucket, kind) not in stored:
+                    raise CheckpointError(
+                        f"the checkpoint has no optimizer state {kind} of {slot.name}: "
+                        "another optimizer has saved it",
+                        "load it with load_optimizer_states=False",
+                    )
 
 
 def _read_slices(optimizer: ShardedOptimizer, saved: Layout, directory: Path) -> None:

@@ -19,19 +19,13 @@ from dslaunch.engine.errors import ConfigError
 
 Rule = Literal["adam", "adagrad", "lion", "lamb", "sgd", "muon", "torch"]
 
-# Rules the training core can step: elementwise ones, on flat shards.
-SUPPORTED_RULES: frozenset[Rule] = frozenset({"adam", "adagrad", "lion", "sgd", "torch"})
-
 # Public optimizers of torch.optim; a test holds the list against torch. Elementwise ones run on flat shards.
-TORCH_ELEMENTWISE = ("Adadelta", "Adamax", "RAdam", "RMSprop", "Rprop")
+TORCH_ELEMENTWISE = ("Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 TORCH_OTHERS: Mapping[str, str] = {
-    "Adafactor": "it needs whole matrices, and ZeRO shards them",
-    "ASGD": "it keeps more than a step count beside its elements",
+    "Adafactor": "it keeps sums of rows and columns, and ZeRO shards matrices",
     "LBFGS": "it needs a closure",
-    "NAdam": "it keeps more than a step count beside its elements",
     "SparseAdam": "gradients are dense",
 }
-_WHOLE_TENSORS = "it needs whole tensors, and ZeRO shards them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +95,16 @@ RULE_PARAMS: Mapping[Rule, Mapping[str, Honoured]] = {
         "min_coeff": _number(0.01, "the least trust ratio"),
     },
     "muon": {
-        "lr": _LR,
-        "muon_lr": _number(None, "learning rate of matrices; default: lr"),
-        "adam_lr": _number(None, "learning rate of everything else; default: lr"),
+        "lr": _number(None, "learning rate of both halves"),
+        "muon_lr": _number(0.02, "learning rate of matrices, before lr"),
+        "adam_lr": _number(3e-4, "learning rate of everything else, before lr"),
         "momentum": _number(0.95, "momentum of matrices"),
         "nesterov": _flag(True, "Nesterov momentum"),
-        "ns_method": Honoured("text", "how matrices are made orthogonal", "newton_schulz"),
+        "ns_method": Honoured("text", "how matrices are made orthogonal: gram or standard", "gram"),
         "ns_steps": Honoured("int", "Newton-Schulz iterations", 5, low=1),
-        "betas": Honoured("mapping", "decay of the two moments of everything else", _BETAS),
-        "eps": _EPS,
+        "betas": Honoured("mapping", "decay of the two moments of everything else", (0.9, 0.95)),
+        "eps": _number(1e-10, "added to the denominator"),
+        "adam_w_mode": _flag(True, "decoupled weight decay of everything else"),
         "weight_decay": _DECAY,
     },
     "torch": {},
@@ -133,7 +128,7 @@ _REFUSED: Mapping[str, str] = {
 _IMPLEMENTATION = frozenset(
     {"torch_adam", "fused", "foreach", "set_grad_none", "fp32_optimizer_states", "capturable"}
 )
-_OFF = frozenset({"amsgrad", "maximize", "differentiable"})
+_OFF = frozenset({"amsgrad", "maximize", "differentiable", "per_head_muon"})
 
 
 def optimizer_spec(config: OptimizerConfig) -> OptimizerSpec:
@@ -145,6 +140,8 @@ def optimizer_spec(config: OptimizerConfig) -> OptimizerSpec:
     # "AdamW" is decoupled whatever adam_w_mode says; "Adam" is AdamW too unless told otherwise.
     if name == "AdamW":
         found["adam_w_mode"] = True
+    if rule == "muon":
+        _settle_muon(config.params, found)
     if rule == "sgd" and found["nesterov"] and (not found["momentum"] or found["dampening"]):
         raise ConfigError(
             "optimizer.params.nesterov needs a momentum and no dampening",
@@ -152,6 +149,18 @@ def optimizer_spec(config: OptimizerConfig) -> OptimizerSpec:
             "optimizer.params.nesterov",
         )
     return OptimizerSpec(name, rule, MappingProxyType(found))
+
+
+def _settle_muon(given: Mapping[str, object], found: dict[str, object]) -> None:
+    """`lr` is for both halves, unless a half has its own."""
+    for key in ("muon_lr", "adam_lr"):
+        if given.get(key) is None and found["lr"] is not None:
+            found[key] = found["lr"]
+    if found["ns_method"] not in ("gram", "standard"):
+        path = "optimizer.params.ns_method"
+        raise ConfigError(
+            f"{path} expects gram or standard but got {found['ns_method']!r}", "write gram", path
+        )
 
 
 def _rule(written: str) -> tuple[str, Rule]:
@@ -167,13 +176,7 @@ def _rule(written: str) -> tuple[str, Rule]:
             f"did you mean {usual[near]}?" if near else f"known: {', '.join(sorted(usual.values()))}",
             path,
         )
-    name, rule = _NAMES[lower]
-    if rule not in SUPPORTED_RULES:
-        why = f": {_WHOLE_TENSORS}" if rule in ("lamb", "muon") else ""
-        raise ConfigError(
-            f"{path}: {name} is not supported yet{why}", "use AdamW (or Adam with adam_w_mode false)", path
-        )
-    return name, rule
+    return _NAMES[lower]
 
 
 def _take(rule: Rule, name: str, key: str, value: object, found: dict[str, object]) -> None:

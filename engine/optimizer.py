@@ -27,6 +27,7 @@ from dslaunch.engine.optimizer_rules import states_of, step_of, step_shards_
 from dslaunch.engine.param_groups import GroupPlan
 from dslaunch.engine.reducer import GradientReducer
 from dslaunch.engine.sharded import ShardedBucket
+from dslaunch.engine.whole_tensors import LambRule, MuonRule, measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +161,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
         steps = [
             step_of(self.plan.rule, self.plan.name, group, self.num_applied) for group in self.param_groups
         ]
-        pending = []
-        for bucket, state in zip(self.buckets, self.shards, strict=True):
-            shard = Shard(
+        shards = [
+            Shard(
                 state.master,
                 tuple(state.states.values()),
                 _grad_of(bucket),
                 bucket.param_shard if state.master.dtype != bucket.params.dtype else None,
             )
-            step_shards_(steps[bucket.spec.group], [shard], scale)
+            for bucket, state in zip(self.buckets, self.shards, strict=True)
+        ]
+        sums = measured(steps, self.buckets, shards, scale, self.sharding.num_shards > 1)
+        pending = []
+        for number, (bucket, shard) in enumerate(zip(self.buckets, shards, strict=True)):
+            rule = steps[bucket.spec.group]
+            if isinstance(rule, LambRule):
+                rule.apply(bucket, shard, sums[number])
+            elif isinstance(rule, MuonRule):
+                rule.apply(bucket, shard, scale)
+            else:
+                step_shards_(rule, [shard], scale)
             pending += self._start_gather(bucket)
         for work in pending:
             work.wait()

@@ -1,25 +1,27 @@
 """From a parameter group to the rule that steps its shards. `S` elements of a rank's shard.
 
-Elementwise rules only: they step a flat shard [S] as they would step the tensors in it, so that the result
-does not depend on how many ranks there are.
+Elementwise rules step a flat shard [S] as they would step the tensors in it, so that the result does not
+depend on how many ranks there are; those of whole_tensors.py look beyond the shard to the same end.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
 
 from dslaunch.engine.config_optimizer import Rule as RuleName
-from dslaunch.engine.errors import EngineError
 from dslaunch.engine.ops.adagrad import AdagradStep
 from dslaunch.engine.ops.adamw import AdamWStep
 from dslaunch.engine.ops.lion import LionStep
+from dslaunch.engine.ops.muon import Method
 from dslaunch.engine.ops.sgd import SgdMomentumStep, SgdStep
 from dslaunch.engine.ops.shard import Rule, Shard
 from dslaunch.engine.ops.step import step_
 from dslaunch.engine.optimizer_torch import TorchStep, torch_states
+from dslaunch.engine.whole_tensors import LambRule, MuonRule
 
 Group = Mapping[str, object]
 
@@ -30,7 +32,9 @@ def states_of(rule: RuleName, name: str, group: Group) -> dict[str, float]:
     `name` is the optimizer's, which only rule "torch" asks for.
     """
     match rule:
-        case "adam":
+        case "muon" if group["use_muon"]:
+            return {"momentum_buffer": 0.0}
+        case "adam" | "lamb" | "muon":
             return {"exp_avg": 0.0, "exp_avg_sq": 0.0}
         case "lion":
             return {"exp_avg": 0.0}
@@ -40,14 +44,16 @@ def states_of(rule: RuleName, name: str, group: Group) -> dict[str, float]:
             return {"momentum_buffer": 0.0} if group["momentum"] else {}
         case "torch":
             return dict.fromkeys(torch_states(name, group), 0.0)
-        case "lamb" | "muon":
-            raise _needs_whole_tensors(name)
 
 
-def step_of(rule: RuleName, name: str, group: Group, step: int) -> Rule | TorchStep:
+def step_of(rule: RuleName, name: str, group: Group, step: int) -> Rule | TorchStep | LambRule | MuonRule:
     """Optimizer step `step` (from 1) with the group's hyperparameters as they are now."""
     match rule:
-        case "adam":
+        case "lamb":
+            return _lamb(group, step)
+        case "muon" if group["use_muon"]:
+            return _muon(group)
+        case "adam" | "muon":
             beta1, beta2 = _betas(group)
             return AdamWStep(
                 step,
@@ -57,7 +63,7 @@ def step_of(rule: RuleName, name: str, group: Group, step: int) -> Rule | TorchS
                 _number(group, "eps"),
                 _number(group, "weight_decay"),
                 bool(group["adam_w_mode"]),
-                bool(group["bias_correction"]),
+                bool(group.get("bias_correction", True)),
             )
         case "lion":
             beta1, beta2 = _betas(group)
@@ -74,8 +80,6 @@ def step_of(rule: RuleName, name: str, group: Group, step: int) -> Rule | TorchS
             return _sgd(group, step)
         case "torch":
             return TorchStep(name, group, step)
-        case "lamb" | "muon":
-            raise _needs_whole_tensors(name)
 
 
 def step_shards_(
@@ -102,13 +106,35 @@ def _sgd(group: Group, step: int) -> Rule:
     )
 
 
+def _lamb(group: Group, step: int) -> LambRule:
+    beta1, beta2 = _betas(group)
+    correction = math.sqrt(1 - beta2**step) / (1 - beta1**step) if group["bias_correction"] else 1.0
+    return LambRule(
+        _number(group, "lr") * correction,
+        beta1,
+        beta2,
+        _number(group, "eps"),
+        _number(group, "weight_decay"),
+        bool(group["eps_inside_sqrt"]),
+        _number(group, "max_coeff"),
+        _number(group, "min_coeff"),
+    )
+
+
+def _muon(group: Group) -> MuonRule:
+    return MuonRule(
+        _number(group, "lr"),
+        _number(group, "momentum"),
+        _number(group, "weight_decay"),
+        bool(group["nesterov"]),
+        int(_number(group, "ns_steps")),
+        cast(Method, group["ns_method"]),
+    )
+
+
 def _number(group: Group, key: str) -> float:
     return float(cast(float, group[key]))
 
 
 def _betas(group: Group) -> tuple[float, float]:
     return cast("tuple[float, float]", group["betas"])
-
-
-def _needs_whole_tensors(name: str) -> EngineError:
-    return EngineError(f"{name} needs whole tensors, and ZeRO shards them", "use AdamW")

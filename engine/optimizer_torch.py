@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -37,7 +38,8 @@ class TorchStep:
         names = torch_states(self.name, self.group)
         if self.step > 1:
             count = torch.tensor(float(self.step - 1))
-            optimizer.state[param] = {"step": count, **dict(zip(names, states, strict=True))}
+            scalars = _scalars_after(self.name, optimizer.param_groups[0], self.step - 1)
+            optimizer.state[param] = {"step": count, **scalars, **dict(zip(names, states, strict=True))}
         param.grad = g if grad_scale is None else g * grad_scale
         with torch.enable_grad():
             optimizer.step()
@@ -78,6 +80,29 @@ def torch_states(name: str, group: Mapping[str, object]) -> tuple[str, ...]:
         for key, value in optimizer.state[param].items()
         if isinstance(value, torch.Tensor) and value.shape == param.shape
     )
+
+
+def _scalars_after(name: str, group: Mapping[str, Any], step: int) -> dict[str, torch.Tensor]:
+    """What some keep beside their elements, as it follows from `step` (ASGD's too, from today's lr)."""
+    match name:
+        case "NAdam":
+            product = _nadam_product(group["betas"][0], group["momentum_decay"], step)
+            return {"mu_product": torch.tensor(product)}
+        case "ASGD":
+            eta = group["lr"] / (1 + group["lambd"] * group["lr"] * step) ** group["alpha"]
+            return {"eta": torch.tensor(eta), "mu": torch.tensor(1 / max(1, step - group["t0"]))}
+        case _:
+            return {}
+
+
+@lru_cache(maxsize=4)
+def _nadam_product(beta1: float, decay: float, step: int) -> float:
+    product = 1.0
+    for number in range(1, step + 1):
+        product *= beta1 * (1 - 0.5 * 0.96 ** (number * decay))
+        if product == 0:
+            break
+    return product
 
 
 def _make(name: str, param: torch.nn.Parameter, group: Mapping[str, object]) -> torch.optim.Optimizer:

@@ -8,8 +8,9 @@ from typing import cast
 
 import torch
 
+from dslaunch.engine.buckets import shape_of
 from dslaunch.engine.config import OptimizerConfig
-from dslaunch.engine.config_optimizer import SUPPORTED_RULES, TORCH_ELEMENTWISE, Rule, optimizer_spec
+from dslaunch.engine.config_optimizer import TORCH_ELEMENTWISE, Rule, optimizer_spec
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.optimizer_torch import torch_hyperparameters
 
@@ -66,10 +67,40 @@ def plan_groups(
             raise EngineError(
                 f"model_parameters[{number}] has no params", 'write {"params": [...], "lr": ...}'
             )
+        group["params"] = _trainable(group["params"])
+    if spec.rule == "muon":
+        groups = _muon_halves(groups, defaults, model)
+    for group in groups:
         for name, value in defaults.items():
             group.setdefault(name, value)
-        group["params"] = _trainable(group["params"])
     return GroupPlan(groups, None, spec.rule, spec.name)
+
+
+def _muon_halves(
+    groups: Iterable[ParamGroup], defaults: Mapping[str, object], model: torch.nn.Module
+) -> list[ParamGroup]:
+    """Every group as its matrices, which Muon steps, and the rest, which AdamW does; each with its own `lr`.
+
+    As in DeepSpeed, embeddings and heads ("embed", "lm_head" in the name) count as the rest. A script that
+    sets `param.use_muon` decides itself.
+    """
+    names = {id(param): name.lower() for name, param in model.named_parameters()}
+
+    def is_matrix(param: torch.nn.Parameter) -> bool:
+        tagged = getattr(param, "use_muon", None)
+        if tagged is not None:
+            return bool(tagged) and len(shape_of(param)) >= 2
+        name = names.get(id(param), "")
+        return len(shape_of(param)) >= 2 and "embed" not in name and "lm_head" not in name
+
+    halves: list[ParamGroup] = []
+    for group in groups:
+        params = cast("list[torch.nn.Parameter]", group["params"])
+        for use_muon, lr in ((True, "muon_lr"), (False, "adam_lr")):
+            half = [param for param in params if is_matrix(param) is use_muon]
+            if half:
+                halves.append({"lr": defaults[lr], **group, "params": half, "use_muon": use_muon})
+    return halves
 
 
 def _trainable(params: object) -> list[torch.nn.Parameter]:
@@ -87,11 +118,10 @@ def _client_rule(client: torch.optim.Optimizer) -> Rule:
     kind = type(client)
     if kind.__module__.startswith(("torch.optim.", "dslaunch.engine.ops.")):
         rule = _CLIENT_RULES.get(kind.__name__)
-        if rule is not None and rule in SUPPORTED_RULES:
+        if rule is not None:
             return rule
-    known = sorted(name for name, rule in _CLIENT_RULES.items() if rule in SUPPORTED_RULES)
     raise EngineError(
-        f"the optimizer {kind.__name__} is not supported: only {', '.join(known)}",
+        f"the optimizer {kind.__name__} is not supported: only {', '.join(sorted(_CLIENT_RULES))}",
         "pass torch.optim.AdamW, or name the optimizer in the config",
     )
 

@@ -11,9 +11,18 @@ from typing_extensions import assert_never
 from dslaunch.engine.config import STAGES
 from dslaunch.engine.config_answers import Answer, Feature, Honoured, NoEffect, Refused, Renamed, Section
 from dslaunch.engine.config_keys import TOP
-from dslaunch.engine.config_optimizer import RULE_PARAMS, SUPPORTED_RULES, TORCH_ELEMENTWISE, TORCH_OTHERS
+from dslaunch.engine.config_optimizer import RULE_PARAMS, TORCH_ELEMENTWISE, TORCH_OTHERS, Rule
 from dslaunch.engine.config_precision import FP16
 from dslaunch.engine.config_scheduler import SCHEDULE_PARAMS, TORCH_REFUSED, TORCH_SCHEDULERS
+
+_TITLES: Mapping[Rule, str] = {
+    "adam": "Adam, AdamW",
+    "adagrad": "Adagrad",
+    "lion": "Lion",
+    "sgd": "SGD",
+    "lamb": "LAMB",
+    "muon": "Muon",
+}
 
 
 def filled(page: str) -> str:
@@ -28,10 +37,8 @@ def filled(page: str) -> str:
 
 def _today() -> Iterator[str]:
     stages = ", ".join(str(stage) for stage in STAGES)
-    names = {"adam": "Adam and AdamW", "adagrad": "Adagrad", "lion": "Lion", "sgd": "SGD"}
-    rules = [words for rule, words in names.items() if rule in SUPPORTED_RULES]
-    if "torch" in SUPPORTED_RULES:
-        rules.append(f"{', '.join(TORCH_ELEMENTWISE)} of torch.optim")
+    rules = [title.replace(", ", " and ") for title in _TITLES.values()]
+    rules.append(f"{', '.join(TORCH_ELEMENTWISE)} of torch.optim")
     yield f"- ZeRO stages: {stages}"
     yield f"- precision: fp32, bf16{', fp16' if FP16 else ''}, and torch.autocast to bf16"
     yield f"- optimizers: {', '.join(rules)}"
@@ -84,19 +91,9 @@ def _unless(off: tuple[object, ...]) -> str:
 def _optimizers() -> Iterator[str]:
     yield "| optimizer | parameters and defaults |"
     yield "|---|---|"
-    titles = {
-        "adam": "Adam, AdamW",
-        "adagrad": "Adagrad",
-        "lion": "Lion",
-        "sgd": "SGD",
-        "lamb": "LAMB",
-        "muon": "Muon",
-    }
-    for rule, title in titles.items():
-        note = "" if rule in SUPPORTED_RULES else " (not supported yet)"
-        yield f"| {title}{note} | {_params(RULE_PARAMS[rule])} |"
-    note = "" if "torch" in SUPPORTED_RULES else " (not supported yet)"
-    yield f"| {', '.join(TORCH_ELEMENTWISE)}{note} | torch's |"
+    for rule, title in _TITLES.items():
+        yield f"| {title} | {_params(RULE_PARAMS[rule])} |"
+    yield f"| {', '.join(TORCH_ELEMENTWISE)} | torch's |"
     for name, why in TORCH_OTHERS.items():
         yield f"| {name} | **refused**: {why} |"
 

@@ -7,21 +7,14 @@ import inspect
 import pytest
 import torch
 
-from dslaunch.engine import config_optimizer
 from dslaunch.engine.config import OptimizerConfig
-from dslaunch.engine.config_optimizer import TORCH_ELEMENTWISE, TORCH_OTHERS, Rule, optimizer_spec
-from dslaunch.engine.errors import ConfigError, EngineError
+from dslaunch.engine.config_optimizer import TORCH_ELEMENTWISE, TORCH_OTHERS, optimizer_spec
+from dslaunch.engine.errors import ConfigError
+from dslaunch.engine.ops.lion import LionStep
 from dslaunch.engine.ops.shard import Shard
 from dslaunch.engine.optimizer_rules import states_of, step_of, step_shards_
-from dslaunch.engine.optimizer_torch import torch_hyperparameters
-
-EVERY_RULE: frozenset[Rule] = frozenset({"adam", "adagrad", "lion", "sgd", "torch", "lamb", "muon"})
-
-
-@pytest.fixture(autouse=True)
-def _all_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_optimizer, "SUPPORTED_RULES", EVERY_RULE)
-
+from dslaunch.engine.optimizer_torch import TorchStep, torch_hyperparameters
+from dslaunch.engine.whole_tensors import LambRule, MuonRule
 
 CASES = [
     ("AdamW", {"lr": 0.1, "weight_decay": 0.1, "betas": [0.8, 0.9]}),
@@ -36,6 +29,8 @@ CASES = [
     ("Adamax", {"betas": [0.8, 0.9]}),
     ("RAdam", {"lr": 0.1, "decoupled_weight_decay": True, "weight_decay": 0.1}),
     ("Rprop", {"lr": 0.1}),
+    ("NAdam", {"lr": 0.1, "momentum_decay": 0.1}),
+    ("ASGD", {"lr": 0.1, "t0": 3, "lambd": 0.1}),
 ]
 
 
@@ -64,10 +59,11 @@ def test_flat_shards_step_as_torch_steps_tensors(name: str, params: dict[str, ob
         theirs.step()
         shards[0].grad.copy_(gradient[:20])
         shards[1].grad.copy_(gradient[20:])
-        group["lr"] = theirs.param_groups[0]["lr"] = float(theirs.param_groups[0]["lr"]) * 0.9
-        step_shards_(
-            step_of(spec.rule, name, {**group, "lr": group["lr"] / 0.9}, step), shards, torch.tensor(0.5)
-        )
+        rule = step_of(spec.rule, name, dict(group), step)
+        assert not isinstance(rule, LambRule | MuonRule)
+        step_shards_(rule, shards, torch.tensor(0.5))
+        if name != "ASGD":  # which goes on with the last step's rate for one more step
+            group["lr"] = theirs.param_groups[0]["lr"] = float(theirs.param_groups[0]["lr"]) * 0.9
     flat = torch.cat([shard.master for shard in shards])
     torch.testing.assert_close(flat, param.detach(), rtol=1e-5, atol=1e-6)
 
@@ -77,11 +73,14 @@ def test_lion() -> None:
     spec = optimizer_spec(OptimizerConfig("Lion", {"lr": 0.1, "betas": [0.9, 0.5], "weight_decay": 0.1}))
     assert list(states_of(spec.rule, spec.name, spec.hyperparameters)) == ["exp_avg"]
     shard = Shard(torch.tensor([1.0, -2.0]), (torch.zeros(2),), torch.tensor([3.0, -4.0]), None)
-    step_shards_(step_of(spec.rule, spec.name, spec.hyperparameters, 1), [shard])
+    rules = [step_of(spec.rule, spec.name, spec.hyperparameters, step) for step in (1, 2)]
+    assert isinstance(rules[0], LionStep)
+    assert isinstance(rules[1], LionStep)
+    step_shards_(rules[0], [shard])
     torch.testing.assert_close(shard.master, torch.tensor([0.99 - 0.1, -1.98 + 0.1]))
     torch.testing.assert_close(shard.states[0], torch.tensor([1.5, -2.0]))
     shard.grad.copy_(torch.tensor([-20.0, 0.0]))
-    step_shards_(step_of(spec.rule, spec.name, spec.hyperparameters, 2), [shard])
+    step_shards_(rules[1], [shard])
     # 0.9 * 1.5 - 0.1 * 20 < 0 and 0.9 * -2 < 0: both go up
     torch.testing.assert_close(shard.master, torch.tensor([0.89, -1.88]) * 0.99 + 0.1)
 
@@ -90,21 +89,9 @@ def test_a_step_that_overflowed_changes_nothing() -> None:
     spec = optimizer_spec(OptimizerConfig("RMSprop", {}))
     shard = Shard(torch.ones(2), (torch.zeros(2),), torch.ones(2), None)
     rule = step_of(spec.rule, spec.name, torch_hyperparameters(spec), 1)
+    assert isinstance(rule, TorchStep)
     step_shards_(rule, [shard], None, torch.tensor(1.0))
     assert torch.equal(shard.master, torch.ones(2))
-
-
-@pytest.mark.parametrize("name", ["LAMB", "Muon"])
-def test_what_needs_whole_tensors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = optimizer_spec(OptimizerConfig(name, {}))
-    with pytest.raises(EngineError, match=f"{name} needs whole tensors, and ZeRO shards them"):
-        step_of(spec.rule, spec.name, spec.hyperparameters, 1)
-    monkeypatch.setattr(config_optimizer, "SUPPORTED_RULES", EVERY_RULE - {"lamb", "muon"})
-    with pytest.raises(ConfigError) as caught:
-        optimizer_spec(OptimizerConfig(name, {}))
-    assert caught.value.what == (
-        f"optimizer.type: {name} is not supported yet: it needs whole tensors, and ZeRO shards them"
-    )
 
 
 @pytest.mark.parametrize(
@@ -119,6 +106,12 @@ def test_what_needs_whole_tensors(name: str, monkeypatch: pytest.MonkeyPatch) ->
             "RMSprop",
             {"alpha": -1},
             "optimizer.params: torch.optim.RMSprop refuses them: Invalid alpha value: -1",
+        ),
+        ("Muon", {"ns_method": "svd"}, "optimizer.params.ns_method expects gram or standard but got 'svd'"),
+        (
+            "Muon",
+            {"per_head_muon": True},
+            "optimizer.params.per_head_muon: True is not supported by Muon here",
         ),
         ("LBFGS", {}, "optimizer.type: LBFGS is not supported: it needs a closure"),
     ],

@@ -59,6 +59,30 @@ def test_groups_keep_what_they_say_and_frozen_parameters_are_left_out() -> None:
     assert given[0] == {"params": [net.weight], "lr": 0.5}
 
 
+def test_muon_takes_matrices_and_leaves_the_rest_to_adam() -> None:
+    net = torch.nn.ModuleDict({"embed": torch.nn.Embedding(3, 2), "norm": torch.nn.LayerNorm(2)})
+    net["proj"], net["lm_head"] = torch.nn.Linear(2, 2), torch.nn.Linear(2, 3, bias=False)
+    net["gate"] = torch.nn.Linear(2, 2, bias=False)
+    net["gate"].weight.use_muon = False
+    names = {id(param): name for name, param in net.named_parameters()}
+    config = OptimizerConfig("Muon", {"lr": 0.1, "adam_lr": 0.2, "weight_decay": 0.3})
+    given = [
+        {"params": [p for p in net.parameters() if p.dim() > 1]},
+        {"params": [p for p in net.parameters() if p.dim() == 1], "weight_decay": 0.0, "lr": 0.5},
+    ]
+    plan = plan_groups(config, None, given, net)
+    assert plan is not None
+    found = [
+        ([names[id(p)] for p in g["params"]], g["use_muon"], g["lr"], g["weight_decay"])  # type: ignore[attr-defined]
+        for g in plan.groups
+    ]
+    assert found == [
+        (["proj.weight"], True, 0.1, 0.3),
+        (["embed.weight", "lm_head.weight", "gate.weight"], False, 0.2, 0.3),
+        (["norm.weight", "norm.bias", "proj.bias"], False, 0.5, 0.0),
+    ]
+
+
 def test_no_optimizer_is_evaluation() -> None:
     assert plan_groups(None, None, None, model()) is None
 
@@ -66,11 +90,7 @@ def test_no_optimizer_is_evaluation() -> None:
 @pytest.mark.parametrize(
     ("kind", "params", "what"),
     [
-        (
-            "Lamb",
-            {},
-            "optimizer.type: LAMB is not supported yet: it needs whole tensors, and ZeRO shards them",
-        ),
+        ("LBFGS", {}, "optimizer.type: LBFGS is not supported: it needs a closure"),
         ("Adam", {"lrr": 1}, "unknown key optimizer.params.lrr"),
         (
             "Adam",
@@ -112,8 +132,8 @@ def stepped(net: torch.nn.Module) -> torch.optim.Optimizer:
     [
         (
             lambda net: torch.optim.LBFGS([net.weight]),
-            "the optimizer LBFGS is not supported: only Adadelta, Adagrad, Adam, AdamW, Adamax, "
-            "FusedAdagrad, FusedAdamW, FusedLion, FusedSGD, RAdam, RMSprop, Rprop, SGD",
+            "the optimizer LBFGS is not supported: only ASGD, Adadelta, Adagrad, Adam, AdamW, Adamax, "
+            "FusedAdagrad, FusedAdamW, FusedLion, FusedSGD, NAdam, RAdam, RMSprop, Rprop, SGD",
         ),
         (
             lambda net: torch.optim.AdamW(net.parameters(), amsgrad=True),
