@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,9 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
+from exposed import exposed_share  # type: ignore[import-not-found,unused-ignore]
 from gpt import Gpt, Shape, Tiny  # type: ignore[import-not-found,unused-ignore]
+from own_host import choose_device  # type: ignore[import-not-found,unused-ignore]
 
 HYPER: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -129,13 +130,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--out", type=Path, help="rank 0 writes what it found here instead of to stdout")
     options = parser.parse_args()
     shape = Shape(*(int(part) for part in options.shape.split(",")))
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    else:
+    device = choose_device()
+    cuda = device.type == "cuda"
+    if not cuda:
         torch.set_num_threads(1)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     generator = torch.Generator().manual_seed(1 + dist.get_rank())
@@ -161,13 +161,17 @@ def main() -> None:
             "ms": [wall for wall, _ in samples],
             "cpu_ms": [cpu for _, cpu in samples],
             "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+            "exposed": exposed_share(step, ids) if cuda and dist.get_world_size() > 1 else None,
             "losses": losses,
         }
         if dist.get_rank() == 0:
             print(subject, json.dumps(found[subject]), file=sys.stderr, flush=True)
         del step
     if dist.get_rank() == 0:
-        print(json.dumps(found), flush=True)
+        if options.out is None:
+            print(json.dumps(found), flush=True)
+        else:
+            options.out.write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
 
