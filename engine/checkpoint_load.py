@@ -194,6 +194,7 @@ def _load_progress(engine: Engine, request: LoadRequest, manifest: Manifest, sch
     engine.global_steps = counters.global_steps
     engine.global_samples = counters.global_samples
     engine.skipped_steps = counters.skipped_steps
+    engine.loaded_checkpoint_dp_world_size = manifest.world_size
     engine.restart_accumulation()
     if request.lr_scheduler_states and scheduler is not None and engine.lr_scheduler is not None:
         engine.lr_scheduler.load_state_dict(cast("dict[str, object]", scheduler))

@@ -174,7 +174,10 @@ TOP: Mapping[str, Answer] = {
         }
     ),
     "communication_data_type": Honoured(
-        "text", "has to be the gradients' accumulation dtype, which they travel in", None, auto=True
+        "text",
+        "fp32 (or as the parameters): what gradients travel in, and are accumulated in",
+        None,
+        auto=True,
     ),
     "timers": Section({"throughput": Section(settings_of(ThroughputConfig))}),
     "comms_logger": Section(settings_of(CommsLoggerConfig)),
@@ -220,7 +223,6 @@ TOP: Mapping[str, Answer] = {
         "there is no sequence parallelism", quiet=("fp32", None)
     ),
     "disable_allgather": Refused("parameters are always gathered after the step"),
-    "managed_gradient_accumulation": Refused("the engine always counts micro steps", off=(True,)),
     "zero_allow_untested_optimizer": NoEffect(
         "the optimizer is always the engine's own", quiet=(False, True)
     ),

@@ -39,14 +39,12 @@ def compute_dtype(reading: Reading) -> DtypeName:
 
 
 def grad_accum_dtype(reading: Reading, dtype: DtypeName) -> DtypeName:
-    """The dtype of the gradient buffers, beside parameters of `dtype`."""
+    """The dtype of the gradient buffers, beside parameters of `dtype`; gradients travel in it, too."""
     path = "data_types.grad_accum_dtype"
-    named = _dtype_name(reading, path)
-    if named is None:
-        return dtype
-    if named not in (dtype, "fp32"):
+    named, travel = _dtype_name(reading, path), _dtype_name(reading, "communication_data_type")
+    if named is not None and named not in (dtype, "fp32"):
         raise ConfigError(f"{path}: {named} is not supported with {dtype} parameters", "write fp32", path)
-    return named
+    return named or ("fp32" if travel == "fp32" else dtype)
 
 
 def check_communication(reading: Reading, accumulation: DtypeName) -> None:

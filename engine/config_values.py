@@ -140,6 +140,9 @@ class EngineConfig:
         1.0, "the largest global L2 norm of the gradients; 0 switches clipping off", auto=False, low=0
     )
     steps_per_print: int | None = setting(None, "optimizer steps between two progress lines", kind="number")
+    managed_gradient_accumulation: bool = setting(
+        True, "count micro steps; false: every step() is an optimizer step, and losses are not divided"
+    )
     dataloader_drop_last: bool = setting(False, "leave the last, smaller micro batch out")
     log_level: int = logging.INFO
     dump_state: bool = setting(False, "say the whole configuration at start")

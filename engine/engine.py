@@ -17,6 +17,7 @@ from dslaunch.engine.casting import cast_floating
 from dslaunch.engine.config import EngineConfig
 from dslaunch.engine.dataloader import TrainingDataLoader
 from dslaunch.engine.engine_info import EngineInfo
+from dslaunch.engine.engine_settings import EngineSettings
 from dslaunch.engine.engine_weights import EngineWeights
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.gatherer import Gatherer
@@ -27,6 +28,7 @@ from dslaunch.engine.placement import Placement
 from dslaunch.engine.ranks import Ranks
 from dslaunch.engine.units import compilable
 from dslaunch.engine.watch import Progress, Watch
+from dslaunch.engine.watched import hide_externals
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class EngineParts:
     training_dataloader: TrainingDataLoader | None
 
 
-class Engine(EngineInfo, EngineWeights, torch.nn.Module):
+class Engine(EngineInfo, EngineSettings, EngineWeights, torch.nn.Module):
     """A model under ZeRO. Attributes it does not have are looked up on `module`.
 
     The order of one micro step is `loss = engine(batch)`, `engine.backward(loss)`, `engine.step()`; every
@@ -69,6 +71,10 @@ class Engine(EngineInfo, EngineWeights, torch.nn.Module):
         self.local_rank = parts.ranks.world.local_rank
         self.global_rank = parts.ranks.world.rank
         self.world_size = self.dp_world_size = parts.ranks.world.size
+        self.mp_world_size = 1
+        self.mpu = None
+        self.is_compiled = False
+        self.loaded_checkpoint_dp_world_size: int | None = None
         self.global_steps = 0  # optimizer steps, left-out ones included
         self.global_samples = 0
         self.skipped_steps = 0
@@ -123,7 +129,7 @@ class Engine(EngineInfo, EngineWeights, torch.nn.Module):
                 "call engine.step() first, or set zero_optimization.overlap_comm to false",
             )
         accumulation = self.batch_sizes.accumulation
-        if scale_wrt_gas and accumulation > 1:
+        if scale_wrt_gas and accumulation > 1 and self.settings.managed_gradient_accumulation:
             loss = loss / accumulation
         scaled = self.scale(loss)
         with self.watch.phase("backward"):
@@ -180,6 +186,8 @@ class Engine(EngineInfo, EngineWeights, torch.nn.Module):
         """Whether the current micro step ends with an optimizer step."""
         if self._boundary is not None:
             return self._boundary
+        if not self.settings.managed_gradient_accumulation:
+            return True
         return (self.micro_steps + 1) % self.batch_sizes.accumulation == 0
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
@@ -199,6 +207,20 @@ class Engine(EngineInfo, EngineWeights, torch.nn.Module):
         finally:
             self._syncing = True
             self._arm()
+
+    @contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        """As `no_sync`, but what was accumulated is averaged when the block ends."""
+        with self.no_sync():
+            yield
+        self.allreduce_gradients()
+
+    def allreduce_gradients(self, bucket_size: int | None = None) -> None:
+        """Average the gradients over the ranks now; `step()` would do it. Collective.
+
+        `bucket_size` has no effect: buckets are laid out once.
+        """
+        self._must_train().reducer.finish()
 
     def was_step_applied(self) -> bool:
         """Whether the last `step()` updated the parameters."""
@@ -226,11 +248,12 @@ class Engine(EngineInfo, EngineWeights, torch.nn.Module):
         Collective at stage 3. The module can be given to another engine.
         """
         if self.gatherer is not None:
-            self.gatherer.remove()
+            self.gatherer.detach()
             self.gatherer = None
         if self.optimizer is not None:
             self.optimizer.reducer.remove()
         make_whole(self.module)
+        hide_externals(self.module)
         self.optimizer = None
         self.lr_scheduler = None
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
+import torch.distributed as dist
 
 from dslaunch.engine.batch import BatchSizes
 from dslaunch.engine.config import EngineConfig
+from dslaunch.engine.dataloader import TrainingDataLoader
+from dslaunch.engine.distributed import current_world
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.optimizer import ShardedOptimizer
 from dslaunch.engine.placement import DTYPES
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
 
 
 class EngineInfo:
@@ -18,6 +27,7 @@ class EngineInfo:
     batch_sizes: BatchSizes
     optimizer: ShardedOptimizer | None
     dp_world_size: int
+    global_rank: int
 
     def get_lr(self) -> list[float]:
         """The learning rate of every parameter group."""
@@ -122,6 +132,48 @@ class EngineInfo:
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         """The dtypes of parameters and of accumulated gradients."""
         return DTYPES[self.settings.dtype], DTYPES[self.settings.grad_accum_dtype]
+
+    @property
+    def basic_optimizer(self) -> ShardedOptimizer | None:
+        """The optimizer; nothing is wrapped around it."""
+        return self.optimizer
+
+    @property
+    def client_optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer that the script gave to initialize."""
+        return None if self.optimizer is None else self.optimizer.plan.client
+
+    @property
+    def data_parallel_group(self) -> dist.ProcessGroup | None:
+        """The group of all ranks."""
+        return dist.group.WORLD if dist.is_initialized() else None
+
+    def get_data_parallel_rank(self) -> int:
+        """This rank's place among all."""
+        return self.global_rank
+
+    def deepspeed_io(
+        self,
+        dataset: Dataset[object],
+        batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = True,
+        data_sampler: object = None,
+        collate_fn: Callable[[list[object]], object] | None = None,
+        num_local_io_workers: int | None = None,
+    ) -> TrainingDataLoader:
+        """A dataloader of this rank's share of `dataset`, as `initialize(training_data=...)` makes one.
+
+        `batch_size` defaults to the micro batch. A sampler of the script's is refused: it would not know of
+        ranks; the other arguments have no effect.
+        """
+        if data_sampler is not None:
+            raise EngineError(
+                "deepspeed_io(data_sampler=...) is not supported", "make a DataLoader of your own"
+            )
+        size = self.batch_sizes.micro if batch_size is None else batch_size
+        drop_last = self.settings.dataloader_drop_last
+        return TrainingDataLoader(dataset, size, current_world(), collate_fn, drop_last)
 
     def get_batch_info(self) -> tuple[int, int, int]:
         """(train batch, micro batch, accumulation steps)."""

@@ -24,6 +24,16 @@ class GatherOrder:
         self._known = False  # the pass has gone as expected so far
         self._steps: list[int] = []
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the pass has gone as a recorded one so far."""
+        return self._known
+
+    def forget(self) -> None:
+        """Record anew, from this pass on."""
+        self._recorded.clear()
+        self._expected, self._known = (), False
+
     def begin(self, kind: Hashable) -> None:
         """A new pass; `kind` tells passes apart that go differently (training, evaluation)."""
         if self._steps:

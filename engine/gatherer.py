@@ -10,16 +10,20 @@ gathered when they are read and stay until the pass is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from dslaunch.engine.gather_order import GatherOrder
 from dslaunch.engine.sharded import ShardedBucket, ZeroParamStatus, sharded_bucket_of
 from dslaunch.engine.units import Unit
-
-EXTERNALS = "_ds_external_parameters"  # on a module: what register_external_parameter added
+from dslaunch.engine.watched import (
+    externals_of,
+    tensors_in,
+    unwatch,
+    watch,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Gatherer:
         self.root = root
         self.buckets = buckets
         self._numbers = {id(bucket): number for number, bucket in enumerate(buckets)}
-        self._order = order
+        self.order = order
         self._limits = limits
         self._live: dict[int, int] = {}  # bucket -> its elements, of those gathered or on their way
         self._kept: set[int] = set()  # buckets that stay until the pass is over
@@ -56,11 +60,33 @@ class Gatherer:
             self._needs.setdefault(id(unit.module), []).extend(
                 number for number in self._numbers_of(unit.params)
             )
-        named = {id(unit.module): unit for unit in units}
+        self._units = {id(unit.module): unit for unit in units}
+        self._watch: list[torch.nn.Module] = []
+        self._watches = True
+        self._attached = False
+        self.attach()
+
+    def attach(self) -> None:
+        """Put the hooks on, unless they are."""
+        if self._attached:
+            return
+        self._attached = True
         self._hook_root()
-        for unit in named.values():
+        for unit in self._units.values():
             self._hook(unit)
-        self._watch = [_watch(module, self._read) for module in root.modules() if _owns_sharded(module)]
+        if self._watches:
+            self._watch = watch(self.root, self._read)
+
+    def detach(self) -> None:
+        """Take the hooks off; `attach` brings them back."""
+        self.finish_pass()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        unwatch(self._watch)
+        self._watch = []
+        self._depth = 0
+        self._attached = False
 
     def finish_pass(self) -> None:
         """Release everything: the pass (a forward, and its backward in training) is over."""
@@ -75,27 +101,19 @@ class Gatherer:
         if number is not None and number not in self._kept:
             self._release(number)
 
-    def remove(self) -> None:
-        """Take the hooks off; gathering is over."""
-        self.finish_pass()
-        for handle in self._handles:
-            handle.remove()
-        self.stop_watching()
-
     def stop_watching(self) -> None:
         """Let modules have plain dicts of parameters again, which torch.compile can look into.
 
         Parameters that are read outside their unit then have to be registered.
         """
-        for module, plain in self._watch:
-            module._parameters = plain
-        self._watch = []
+        unwatch(self._watch)
+        self._watch, self._watches = [], False
 
     def _hook_root(self) -> None:
         def begin(module: torch.nn.Module, _: object) -> None:
             if self._depth == 0 and not _in_backward():
                 self.finish_pass()
-                self._order.begin((module.training, torch.is_grad_enabled()))
+                self.order.begin((module.training, torch.is_grad_enabled()))
             self._depth += 1
 
         def end(_: torch.nn.Module, __: object, ___: object) -> None:
@@ -111,22 +129,22 @@ class Gatherer:
         own = self._needs[id(unit.module)]
 
         def before(module: torch.nn.Module, args: tuple[object, ...], named: Mapping[str, object]) -> None:
-            needs = [*own, *self._numbers_of(module.__dict__.get(EXTERNALS, ()))]
+            needs = [*own, *self._numbers_of(externals_of(module))]
             self._need(needs, name)
             frozen = [number for number in needs if self.buckets[number].grad_shard is None]
             if frozen and torch.is_grad_enabled() and not _in_backward():
-                self._count_uses(frozen, [t for t in _tensors((args, named)) if t.requires_grad])
+                self._count_uses(frozen, [t for t in tensors_in((args, named)) if t.requires_grad])
 
         def after(module: torch.nn.Module, _: object, output: object) -> None:
-            needs = [*own, *self._numbers_of(module.__dict__.get(EXTERNALS, ()))]
-            outputs = [t for t in _tensors(output) if t.requires_grad] if torch.is_grad_enabled() else []
+            needs = [*own, *self._numbers_of(externals_of(module))]
+            outputs = [t for t in tensors_in(output) if t.requires_grad] if torch.is_grad_enabled() else []
             for tensor in outputs:
                 tensor.register_hook(lambda _: self._need(needs, name))  # type: ignore[no-untyped-call]
             if _in_backward():  # recomputed by a checkpoint: its backward follows at once
                 return
             if torch.is_grad_enabled() and not outputs and any(p.requires_grad for p in unit.params):
                 self._kept.update(needs)  # an output nobody can look into: keep what its backward may need
-            upcoming = self._order.ahead()[:1]
+            upcoming = self.order.ahead()[:1]
             for number in needs:
                 if number not in self._kept and number not in upcoming:
                     self._release(number)
@@ -137,7 +155,7 @@ class Gatherer:
     def _need(self, numbers: Sequence[int], where: str) -> None:
         """Gather these buckets, start on those that come next."""
         for number in numbers:
-            self._order.step(number, where)
+            self.order.step(number, where)
             self._start(number)
         self._prefetch()
         for number in numbers:
@@ -145,7 +163,7 @@ class Gatherer:
 
     def _prefetch(self) -> None:
         ahead = 0
-        for number in self._order.ahead():
+        for number in self.order.ahead():
             if number in self._live:
                 continue
             numel = self.buckets[number].spec.numel
@@ -196,55 +214,5 @@ class Gatherer:
         return list(found)
 
 
-class WatchedParameters(dict[str, torch.nn.Parameter | None]):
-    """A module's own parameters; says when a sharded one is read."""
-
-    def __init__(
-        self,
-        plain: Mapping[str, torch.nn.Parameter | None],
-        read: Callable[[torch.Tensor, str], None],
-        where: str,
-    ) -> None:
-        super().__init__(plain)
-        self._read = read
-        self._where = where
-
-    def __getitem__(self, name: str) -> torch.nn.Parameter | None:
-        param = super().__getitem__(name)
-        if param is not None and param.__dict__.get("ds_status") is not ZeroParamStatus.AVAILABLE:
-            self._read(param, self._where)
-        return param
-
-    def __reduce__(self) -> tuple[type[dict[str, object]], tuple[dict[str, object]]]:
-        return dict, (dict(self.items()),)
-
-
-def _watch(
-    module: torch.nn.Module, read: Callable[[torch.Tensor, str], None]
-) -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter | None]]:
-    plain = module._parameters
-    module._parameters = WatchedParameters(plain, read, type(module).__name__)
-    return module, plain
-
-
-def _owns_sharded(module: torch.nn.Module) -> bool:
-    return any(sharded_bucket_of(param) is not None for param in module.parameters(recurse=False))
-
-
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
-
-
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """The tensors in what a module takes or returns."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for part in fields(value):
-            yield from _tensors(getattr(value, part.name))

@@ -24,6 +24,7 @@ from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.lr_schedules import LrScheduler, build_scheduler
 from dslaunch.engine.optimizer import ShardedOptimizer, StepPolicy
 from dslaunch.engine.param_groups import GroupPlan, ModelParameters, plan_groups
+from dslaunch.engine.parameter_offload import ParameterOffload
 from dslaunch.engine.placement import DTYPES, Placement, place
 from dslaunch.engine.rank_order import RankOrder
 from dslaunch.engine.ranks import join
@@ -83,6 +84,8 @@ def initialize(
     placement = place(model, [] if plan is None else plan.groups, settings, world, device)
     gatherer = _build_gatherer(model, placement, settings, world)
     wrapped = None if plan is None else _build_optimizer(plan, placement, gatherer, settings)
+    if wrapped is not None and settings.zero.stage == 3:
+        wrapped.parameter_offload = ParameterOffload(model, gatherer)
     if settings.activation_checkpointing != ActivationCheckpointingConfig():
         checkpointing.adopt(settings.activation_checkpointing)
     engine = Engine(
@@ -111,17 +114,18 @@ def initialize(
 def _build_optimizer(
     plan: GroupPlan, placement: Placement, gatherer: Gatherer | None, settings: EngineConfig
 ) -> ShardedOptimizer:
-    zero = settings.zero
+    # A script that ends its own accumulation says so by step(): nothing may leave before.
+    overlap = settings.zero.overlap_comm and settings.managed_gradient_accumulation
     reducer: GradientReducer
     if placement.sharding.gradients:
         reducer = ShardReducer(
             placement.trained,
-            zero.overlap_comm,
+            overlap,
             DTYPES[settings.grad_accum_dtype],
             _ignore if gatherer is None else gatherer.bucket_complete,
         )
     else:
-        reducer = Reducer(placement.trained, placement.sharding, collectives.num_ranks(), zero.overlap_comm)
+        reducer = Reducer(placement.trained, placement.sharding, collectives.num_ranks(), overlap)
     scaler = LossScaler(settings.fp16) if settings.dtype == "fp16" else None
     skip = scaler is not None or settings.check_grad_overflow
     policy = StepPolicy(settings.gradient_clipping, skip, scaler)

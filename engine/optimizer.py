@@ -25,6 +25,7 @@ from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.ops.shard import Shard
 from dslaunch.engine.optimizer_rules import states_of, step_of, step_shards_
 from dslaunch.engine.param_groups import GroupPlan
+from dslaunch.engine.parameter_offload import ParameterOffload
 from dslaunch.engine.reducer import GradientReducer
 from dslaunch.engine.sharded import ShardedBucket
 from dslaunch.engine.whole_tensors import LambRule, MuonRule, measured
@@ -60,6 +61,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for bucket in buckets:
             bucket.state = _new_state(bucket, plan)
             bucket.owner = self
+        self.parameter_offload: ParameterOffload  # of stage 3; initialize sets it
         self.num_applied = 0  # steps, Adam's t
         self.overflow = False  # the last step was left out
         self.plan = plan  # how groups are stepped

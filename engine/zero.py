@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 
 from dslaunch.engine import collectives
 from dslaunch.engine.buckets import Bucket, home_of
 from dslaunch.engine.errors import EngineError
-from dslaunch.engine.gatherer import EXTERNALS
 from dslaunch.engine.sharded import ShardedBucket, ZeroParamStatus
 from dslaunch.engine.units import LEAF_MARK, mark_leaves
+from dslaunch.engine.watched import EXTERNALS
 from dslaunch.engine.zero_init import Init
+
+if TYPE_CHECKING:
+    from dslaunch.engine.engine import Engine
 
 __all__ = [
     "GatheredParameters",
@@ -25,6 +30,7 @@ __all__ = [
     "set_z3_leaf_modules",
     "unregister_external_parameter",
     "unset_z3_leaf_modules",
+    "unwrap_model_for_generation",
     "z3_leaf_module",
 ]
 
@@ -92,6 +98,21 @@ class GatheredParameters:
             if home is not None:
                 found.setdefault(id(home.bucket), home.bucket)
         return [bucket for bucket in found.values() if isinstance(bucket, ShardedBucket)]
+
+
+@contextmanager
+def unwrap_model_for_generation(model: Engine) -> Iterator[Engine]:
+    """Have all parameters of a stage-3 engine whole inside the `with` block, and no hooks. Collective."""
+    with GatheredParameters(model.parameters()):
+        offload = None if model.optimizer is None else getattr(model.optimizer, "parameter_offload", None)
+        for handle in () if offload is None else offload.forward_hooks:
+            handle.remove()
+        try:
+            yield model
+        finally:
+            if offload is not None:
+                offload.forward_hooks = []
+                offload._register_deepspeed_module(offload.module)
 
 
 def register_external_parameter(module: torch.nn.Module, parameter: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from zero_cases import Model, batch, engine_of, whole
+from zero_models import Model, batch, engine_of, whole
 
 import dslaunch.engine as deepspeed
 from dslaunch.engine import safe_access

@@ -10,58 +10,65 @@ from rank_pool import RankPool
 
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(
-    ("behaviour", "arguments"),
+    ("module", "behaviour", "arguments"),
     [
-        ("edits_reach_the_master", (1,)),
-        ("edits_reach_the_master", (3,)),
+        ("access_cases", "edits_reach_the_master", (1,)),
+        ("access_cases", "edits_reach_the_master", (3,)),
         *(
-            ("safe_access", (stage, dtype))
+            ("access_cases", "safe_access", (stage, dtype))
             for stage, dtype in ((0, "fp32"), (1, "bf16"), (2, "fp16"), (3, "fp32"), (3, "bf16"), (3, "fp16"))
         ),
-        ("external_parameters_may_be_registered", ()),
-        ("init_after_the_fact_and_below_stage_3", ()),
-        ("several_engines_in_one_process", ()),
-        ("batch_size_changes", ()),
-        ("no_sync_reduces_all_the_same", (2,)),
-        ("collectives_by_deepspeeds_names", ()),
-        ("dropped_engines_are_collected", (1,)),
-        ("dropped_engines_are_collected", (3,)),
+        ("gather_cases", "external_parameters_may_be_registered", ()),
+        ("access_cases", "init_after_the_fact_and_below_stage_3", ()),
+        ("zero_cases", "several_engines_in_one_process", ()),
+        ("zero_cases", "batch_size_changes", ()),
+        ("zero_cases", "no_sync_reduces_all_the_same", (2,)),
+        ("zero_cases", "collectives_by_deepspeeds_names", ()),
+        ("script_cases", "hooks_come_off_around_generation", ()),
+        ("script_cases", "getters_say_what_the_config_says", ()),
+        ("script_cases", "the_script_counts_micro_steps", (1,)),
+        ("zero_cases", "dropped_engines_are_collected", (1,)),
+        ("zero_cases", "dropped_engines_are_collected", (3,)),
     ],
     ids=str,
 )
 def test_on_one_rank_and_on_two(
-    ranks: RankPool, world: int, behaviour: str, arguments: tuple[object, ...]
+    ranks: RankPool, world: int, module: str, behaviour: str, arguments: tuple[object, ...]
 ) -> None:
-    ranks.run(world, "zero_cases", behaviour, *arguments)
+    ranks.run(world, module, behaviour, *arguments)
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "arguments"),
+    ("module", "behaviour", "arguments"),
     [
-        ("checkpointed_models_train_alike", ()),
-        ("frozen_blocks_are_gathered_for_backward_and_released", ()),
-        ("the_same_module_twice_in_a_forward", ()),
-        ("only_a_few_blocks_are_gathered_at_a_time", ()),
-        ("gathered_ahead_in_the_recorded_order", ()),
-        ("evaluation_and_generation", ()),
-        ("a_model_without_an_optimizer_is_sharded_too", ()),
-        ("ranks_that_part_are_told", ()),
-        ("a_rank_that_leaves_the_recorded_order_is_told", ()),
-        ("init_never_holds_the_model_whole", ()),
-        ("leaves_are_gathered_whole", ()),
-        ("compiled_units_train_alike", ()),
-        ("no_sync_reduces_all_the_same", (3,)),
-        ("two_losses_in_a_row", (2,)),
-        ("two_losses_in_a_row", (3,)),
+        ("gather_cases", "checkpointed_models_train_alike", ()),
+        ("gather_cases", "frozen_blocks_are_gathered_for_backward_and_released", ()),
+        ("gather_cases", "the_same_module_twice_in_a_forward", ()),
+        ("gather_cases", "only_a_few_blocks_are_gathered_at_a_time", ()),
+        ("gather_cases", "gathered_ahead_in_the_recorded_order", ()),
+        ("gather_cases", "evaluation_and_generation", ()),
+        ("gather_cases", "a_model_without_an_optimizer_is_sharded_too", ()),
+        ("gather_cases", "ranks_that_part_are_told", ()),
+        ("gather_cases", "a_rank_that_leaves_the_recorded_order_is_told", ()),
+        ("access_cases", "init_never_holds_the_model_whole", ()),
+        ("gather_cases", "leaves_are_gathered_whole", ()),
+        ("gather_cases", "compiled_units_train_alike", ()),
+        ("zero_cases", "no_sync_reduces_all_the_same", (3,)),
+        ("script_cases", "modules_can_be_copied", ()),
+        ("script_cases", "the_script_counts_micro_steps", (3,)),
+        ("script_cases", "gradients_are_averaged_on_demand", (1,)),
+        ("script_cases", "gradients_are_averaged_on_demand", (2,)),
+        ("zero_cases", "two_losses_in_a_row", (2,)),
+        ("zero_cases", "two_losses_in_a_row", (3,)),
     ],
     ids=str,
 )
-def test_on_two_ranks(ranks: RankPool, behaviour: str, arguments: tuple[object, ...]) -> None:
-    ranks.run(2, "zero_cases", behaviour, *arguments)
+def test_on_two_ranks(ranks: RankPool, module: str, behaviour: str, arguments: tuple[object, ...]) -> None:
+    ranks.run(2, module, behaviour, *arguments)
 
 
 def test_weights_are_consolidated(ranks: RankPool, tmp_path: Path) -> None:
-    ranks.run(2, "zero_cases", "weights_are_consolidated", str(tmp_path))
+    ranks.run(2, "access_cases", "weights_are_consolidated", str(tmp_path))
 
 
 # Bytes a parameter between steps, of N ranks, in bf16 with fp32 masters: parameters, gradients, states.
