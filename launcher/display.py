@@ -19,6 +19,7 @@ from dslaunch.launcher.run_folder import RunFolder
 from dslaunch.launcher.streams import Lines, RankStreams
 from dslaunch.launcher.supervise import Action, AgentClosed, Begin, Finish, FromAgent, Input, Signal, Stop
 from dslaunch.launcher.verdict import Cause, Interrupted, Verdict
+from dslaunch.launcher.whereabouts import Whereabouts
 
 _PROGRESS_AFTER_S = 1.0
 _PLAIN_PROGRESS_EVERY_S = 10.0
@@ -65,6 +66,7 @@ class Display:
         self._running: dict[int, str] = {}
         self._kill_at: float | None = None
         self._streams = RankStreams()
+        self._whereabouts = Whereabouts(plan)
         self._waiting_for = {node.node_rank: node.host for node in plan.launched}
         self._is_terminal = os.isatty(2) and os.environ.get("TERM") != "dumb"
         self._progress_at = started_at + _PROGRESS_AFTER_S
@@ -82,6 +84,7 @@ class Display:
     def on_input(self, what: Input) -> None:
         if self._folder is not None:
             self._folder.write_input(what)
+        self._whereabouts.on_input(what)
         for lines in self._streams.feed(what):
             for sink in self._sinks:
                 self._pour(sink, lines)
@@ -109,6 +112,7 @@ class Display:
     def on_action(self, action: Action) -> None:
         match action:
             case Stop(cause, _):
+                self._whereabouts.ask_again()
                 now = time.monotonic()
                 self._progress_at = now + _PROGRESS_AFTER_S
                 self._kill_at = now + self._plan.launched[0].grace_s
@@ -195,11 +199,14 @@ class Display:
         self._clear_progress()
         if self._rank_lines is not None:
             self._rank_lines.flush()
-        words = report(verdict, self._plan, self._device, self._streams.tail)
+        places = self._whereabouts.lines_of_others()
+        words = report(verdict, self._plan, self._device, self._streams.tail, places)
         for line in words:
             self._warn(line)
         if self._folder is not None:
             self._folder.write_verdict(verdict, words)
+            if places:
+                self._folder.write_census("end", self._whereabouts.text())
 
     def _say(self, text: str) -> None:
         if self._words.info:

@@ -43,7 +43,7 @@ class Fleet(Protocol):
     def tell(self, node_rank: int, data: bytes) -> None:
         """Frames for one agent. Never blocks."""
 
-    def stop(self, number: int, grace_s: float, *, has_begun: bool) -> None:
+    def stop(self, order: wire.Stop, *, has_begun: bool) -> None:
         """End every rank, or, before they have begun, every agent."""
 
     def drop_silent(self, lease_s: float) -> None:

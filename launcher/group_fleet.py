@@ -115,9 +115,9 @@ class GroupFleet:
         if self._group is not None:
             self._group.write(data)
 
-    def stop(self, number: int, grace_s: float, *, has_begun: bool) -> None:
+    def stop(self, order: wire.Stop, *, has_begun: bool) -> None:
         if has_begun and self._group is not None:
-            self.send(wire.Stop(number, grace_s))
+            self.send(order)
         else:
             self._end_tool()
 
@@ -185,15 +185,17 @@ class ArgvFleet(GroupFleet):
                 self._end_tool()
             case wire.Signal(number):
                 self._signal_agents(number)
+            case wire.Census():
+                self._signal_agents(wire.CENSUS)
             case _:
                 pass  # heartbeats do not come down: these plans have no lease
 
     def tell(self, node_rank: int, data: bytes) -> None:
         raise AssertionError("the command line refuses --stdin for this backend")
 
-    def stop(self, number: int, grace_s: float, *, has_begun: bool) -> None:
-        if has_begun and self._plans and number != signal.SIGKILL:
-            self._signal_agents(number)
+    def stop(self, order: wire.Stop, *, has_begun: bool) -> None:
+        if has_begun and self._plans and order.signal != signal.SIGKILL:
+            self._signal_agents(wire.CENSUS_AND_TERM if order.census_s else order.signal)
         else:
             self._end_tool()
 

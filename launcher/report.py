@@ -23,9 +23,20 @@ Tail = Callable[[int], Sequence[str]]
 """The last lines a rank wrote: its stderr, or its stdout where it wrote none."""
 
 
-def report(verdict: Verdict, plan: LaunchPlan, device: Callable[[int], str], tail: Tail) -> list[str]:
-    """The lines that name the cause of a bad end; none after a good one. `device(slot)` names a slot."""
+def report(
+    verdict: Verdict,
+    plan: LaunchPlan,
+    device: Callable[[int], str],
+    tail: Tail,
+    places: Sequence[str] = (),
+) -> list[str]:
+    """The lines that name the cause of a bad end; none after a good one.
+
+    `device(slot)` names a slot; `places` tell where the other ranks were before they were ended.
+    """
     lines = _cause(verdict, plan, device, tail)
+    if places and verdict.cause is not None:
+        lines += ["the others were:", *(f"    {place}" for place in places)]
     if verdict.collateral and not isinstance(verdict.cause, LaunchFailed):
         lines.append(_collateral(verdict.collateral))
     for node_rank in verdict.silent_nodes:

@@ -16,7 +16,7 @@ from dslaunch.launcher.fleet import Fleet
 from dslaunch.launcher.master import MasterError, settle
 from dslaunch.launcher.plan import LaunchPlan, Resolved, make_plan
 from dslaunch.launcher.supervise import Begin, Deadline, Finish, FromAgent, Input, Job, Signal, Stop, step
-from dslaunch.launcher.verdict import Interrupted, Verdict
+from dslaunch.launcher.verdict import Cause, Interrupted, NodeLost, PeerEnded, RankFailed, Verdict
 
 if TYPE_CHECKING:  # what links nodes by hand is slow to load, and rarely needed
     from dslaunch.launcher.peers import Peers
@@ -102,11 +102,16 @@ class Run:
                         self._is_stopped = True
                         if self._peers is not None:
                             self._peers.report(cause, self._display.cause_lines(cause))
-                        grace_s = self._resolved.request.grace_s
-                        self._at(grace_s + _GOODBYE_S, Deadline.STOP)
-                        self._fleet.stop(number, grace_s, has_begun=self._has_begun)
+                        self._stop(cause, number)
                     case Signal(number):
                         self._fleet.send(wire.Signal(number))
+
+    def _stop(self, cause: Cause, number: int) -> None:
+        """End every rank; where it is not the user who ends it, after a look at where they are."""
+        grace_s = self._resolved.request.grace_s
+        census_s = wire.CENSUS_S if isinstance(cause, RankFailed | NodeLost | PeerEnded) else 0.0
+        self._at(census_s + grace_s + _GOODBYE_S, Deadline.STOP)
+        self._fleet.stop(wire.Stop(number, grace_s, census_s), has_begun=self._has_begun)
 
     async def _finish(self, verdict: Verdict) -> Verdict:
         """The last word, which the nodes of a job started by hand have in common."""

@@ -43,9 +43,9 @@ class RunFolder:
         self._write("plan.json", {**asdict(replace(plan, nodes=())), "nodes": nodes})
 
     def write_input(self, what: Input) -> None:
-        """One line for everything that happened, except output and heartbeats, with this machine's time."""
+        """One line for all that happened but output, stacks and heartbeats, with this machine's time."""
         match what:
-            case FromAgent(_, wire.Output() | wire.Heartbeat()):
+            case FromAgent(_, wire.Output() | wire.Heartbeat() | wire.Stack() | wire.CensusEnd()):
                 return
             case FromAgent(node_rank, message):
                 record = {"event": type(message).__name__, "node_rank": node_rank, **message._asdict()}
@@ -75,6 +75,12 @@ class RunFolder:
                 "report": words,
             },
         )
+
+    def write_census(self, name: str, text: str) -> None:
+        """Where the ranks were, with their stacks."""
+        folder = self._folder / "census"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def close(self) -> None:
         self._events.close()

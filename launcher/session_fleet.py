@@ -68,13 +68,13 @@ class SessionFleet:
     def tell(self, node_rank: int, data: bytes) -> None:
         self._sessions[node_rank].write(data)
 
-    def stop(self, number: int, grace_s: float, *, has_begun: bool) -> None:
+    def stop(self, order: wire.Stop, *, has_begun: bool) -> None:
         for node_rank, task in self._tasks.items():
             session = self._sessions.get(node_rank)
             if session is None:
                 task.cancel()
             elif has_begun:
-                session.write(wire.encode(wire.Stop(number, grace_s)))
+                session.write(wire.encode(order))
             else:
                 session.close_stdin()
 

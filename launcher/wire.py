@@ -8,6 +8,7 @@ through `surrogateescape`, so what a rank prints and what a user types arrive un
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
@@ -20,6 +21,12 @@ _PIECE_CHARS = 2_500
 
 _TOOL_WORDS = (("<", "\\u003c"), ("XXRETCODE", "XX\\u0052ETCODE"))
 """What the labels of mpirun and the end mark of pdsh are made of: they must not come from a rank's output."""
+
+CENSUS = signal.SIGRTMIN + 1
+CENSUS_AND_TERM = signal.SIGRTMIN + 2
+"""Signals to an agent to which nothing else can come down: a Census; a Stop by SIGTERM after one."""
+CENSUS_S = 2.0
+"""How long a census may take on a node."""
 
 
 class WireError(Exception):
@@ -41,10 +48,20 @@ class PlanPiece(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Down: send `signal` to every rank, SIGKILL after `grace_s`, then end."""
+    """Down: send `signal` to every rank, SIGKILL after `grace_s`, then end.
+
+    Before that, tell where they are, for `census_s` at most; 0 for no such question.
+    """
 
     signal: int
     grace_s: float
+    census_s: float
+
+
+class Census(NamedTuple):
+    """Down: tell where the ranks are, by a Stack for each that lives, after `timeout_s` at the latest."""
+
+    timeout_s: float
 
 
 class Signal(NamedTuple):
@@ -125,6 +142,24 @@ class Dropped(NamedTuple):
     num_bytes: int
 
 
+class Stack(NamedTuple):
+    """Up: where a rank is. `state` and `waits_in` are the kernel's words for its main thread, as in proc(5).
+
+    `text` is what faulthandler or py-spy wrote of its threads, "" for nothing. `pid` is the process that
+    answered: the rank's own, or one that it has started.
+    """
+
+    rank: int
+    pid: int
+    state: str
+    waits_in: str
+    text: str
+
+
+class CensusEnd(NamedTuple):
+    """Up: all that can be told of the ranks was told."""
+
+
 class Exited(NamedTuple):
     """Up, once per rank: how its process ended (negative: by that signal), stamped by the node's clock.
 
@@ -148,8 +183,8 @@ class Goodbye(NamedTuple):
     progress: str
 
 
-Down = Probe | PlanPiece | Stop | Signal | Stdin | Heartbeat
-Up = Ready | Reached | Refused | Started | Output | Dropped | Exited | Heartbeat | Goodbye
+Down = Probe | PlanPiece | Stop | Census | Signal | Stdin | Heartbeat
+Up = Ready | Reached | Refused | Started | Output | Dropped | Stack | CensusEnd | Exited | Heartbeat | Goodbye
 Message = Down | Up
 
 _KINDS: dict[str, type[Message]] = {kind.__name__.lower(): kind for kind in (*get_args(Down), *get_args(Up))}
@@ -210,6 +245,15 @@ def encode_output(rank: int, stream: int, data: bytes) -> bytes:
     """Frames that carry `data` of one rank's stream."""
     text = data.decode("utf-8", "surrogateescape")
     return b"".join(encode(Output(rank, stream, piece)) for piece in _pieces(text))
+
+
+def encode_stack(stack: Stack) -> bytes:
+    """One frame; of a text that is too long for it the end is kept, where the main thread stands."""
+    frame = encode(stack)
+    while len(frame) > MAX_LINE_BYTES:
+        stack = stack._replace(text=stack.text[len(stack.text) // 2 :])
+        frame = encode(stack)
+    return frame
 
 
 def encode_stdin(rank: int, data: bytes) -> bytes:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 
+from dslaunch.launcher.agent import hook
 from dslaunch.launcher.agent.sweep import sweep
 
 _ALL_IS_WELL = b"."
@@ -47,3 +48,4 @@ def _wait_and_sweep(read_fd: int, node_id: str) -> None:
                 os.close(fd)
     if os.read(read_fd, 1) != _ALL_IS_WELL:
         sweep(node_id)
+        hook.remove(hook.path(node_id))

@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from dslaunch.launcher.wire import Decoder, Dropped, Message, encode, encode_output
+from dslaunch.launcher.wire import Decoder, Dropped, Message, Stack, encode, encode_output, encode_stack
 
 _READ_BYTES = 1 << 16
 _MAX_BACKLOG_BYTES = 64 << 20
@@ -55,7 +55,7 @@ class Link:
 
     def send(self, message: Message) -> None:
         """Queue a frame and send what goes out now. Raises LinkClosedError."""
-        self._queue(encode(message))
+        self._queue(encode_stack(message) if isinstance(message, Stack) else encode(message))
 
     def send_output(self, rank: int, stream: int, data: bytes) -> None:
         """Queue a rank's output, or count it as dropped where the backlog is full. Raises LinkClosedError."""

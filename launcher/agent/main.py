@@ -8,16 +8,22 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 
 from dslaunch.launcher.agent import binding, evidence, facts, progress, ssh_watch, sweep
 from dslaunch.launcher.agent.guard import Guard
 from dslaunch.launcher.agent.link import Link, LinkClosedError
+from dslaunch.launcher.agent.observer import Observer
+from dslaunch.launcher.agent.obstacle import obstacle
 from dslaunch.launcher.agent.process import RankProcess, become_subreaper
 from dslaunch.launcher.node_plan import NodePlan, plan_from_json
 from dslaunch.launcher.wire import (
+    CENSUS,
+    CENSUS_AND_TERM,
+    CENSUS_S,
+    Census,
     Exited,
     Goodbye,
     Heartbeat,
@@ -66,6 +72,7 @@ class Agent:
         self._plan_text = ""
         self._plan: NodePlan | None = None
         self._guard: Guard | None = None
+        self._observer: Observer | None = None
         self._oom_counts = evidence.oom_counts()
         self._ranks: dict[int, RankProcess] = {}  # by pid
         self._kill_at: float | None = None
@@ -96,6 +103,8 @@ class Agent:
         if self._guard is not None:
             self._guard.dismiss()
         self._drain_all()
+        if self._observer is not None:
+            self._observer.close(self._up)
         told = "" if self._plan is None else progress.take(self._plan.node_id)
         self._last_flush(Goodbye(tuple(str(pid) for pid in stuck), told))
 
@@ -110,7 +119,8 @@ class Agent:
 
     def _timeout(self) -> float:
         times = [self._beat_at, self._lease_end] if not self._launcher_lost else []
-        times += [at for at in (self._kill_at, self._give_up_at) if at is not None]
+        look_at = self._observer.next_look_at if self._observer is not None else None
+        times += [at for at in (self._kill_at, self._give_up_at, look_at) if at is not None]
         return max(0.0, min(times, default=time.monotonic() + HEARTBEAT_S) - time.monotonic())
 
     @property
@@ -138,6 +148,8 @@ class Agent:
                 self._up(Heartbeat(time.time_ns(), 0))
                 if self._plan is not None and not self._plan.hears_launcher and not self._is_cut_off():
                     self._heard_at = now
+        if self._observer is not None:
+            self._observer.look(self._up)
         self._watch_backlog()
 
     @staticmethod
@@ -171,8 +183,10 @@ class Agent:
                 self._plan_text += text
                 if last:
                     self._start(plan_from_json(self._plan_text, self._index))
-            case Stop(number, grace_s):
-                self._stop(number, grace_s)
+            case Stop(number, grace_s, census_s):
+                self._ask(census_s, partial(self._stop, number, grace_s))
+            case Census(timeout_s):
+                self._ask(timeout_s, lambda: None)
             case Signal(signal.SIGKILL):
                 self._signal_groups(signal.SIGKILL)
             case Signal(number):
@@ -231,8 +245,9 @@ class Agent:
         self._selector.unregister(self._probed.fd)
         self._probed.close()
         self._guard = Guard(plan.node_id)
+        self._observer = Observer(plan.node_id)
         cores: Sequence[Sequence[int]] = [()] * len(plan.ranks)
-        refusal = _obstacle(plan) or self._claim_port(plan)
+        refusal = obstacle(plan) or self._claim_port(plan)
         try:
             if plan.bound_cores is not None:
                 cores = binding.plan_binding(plan.bound_cores, len(plan.ranks))
@@ -240,7 +255,7 @@ class Agent:
             refusal = refusal or Refused(f"ranks cannot be bound to cores: {error}", "see --bind_core_list")
         for rank, own_cores in zip(plan.ranks, cores, strict=True) if refusal is None else ():
             try:
-                process = RankProcess(plan, rank, own_cores)
+                process = RankProcess(plan, rank, own_cores, self._observer.folder)
             except (OSError, ValueError, UnicodeError) as error:
                 refusal = Refused(f"rank {rank.rank} cannot be started: {error}", "check the program")
                 break
@@ -325,6 +340,13 @@ class Agent:
         for process in self._ranks.values():
             process.signal_group(number)
 
+    def _ask(self, census_s: float, then: Callable[[], None]) -> None:
+        """Do it after a look at where the ranks are, for so long at most."""
+        if self._observer is not None and self._state is State.RUNNING and census_s > 0:
+            self._observer.ask(self._ranks.values(), census_s, then)
+        else:
+            then()
+
     def _stop(self, number: int, grace_s: float) -> None:
         """Ask all ranks at once, and set the hour at which nobody is asked any more."""
         self._state = State.STOPPING
@@ -338,7 +360,7 @@ class Agent:
     def _watch_signals(self) -> None:
         read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *_STOP_SIGNALS, *_NOTICE_SIGNALS):
+        for number in (signal.SIGCHLD, *_STOP_SIGNALS, *_NOTICE_SIGNALS, CENSUS, CENSUS_AND_TERM):
             signal.signal(number, lambda *_: None)
         self._selector.register(read_fd, selectors.EVENT_READ, lambda: self._take_signals(read_fd))
 
@@ -348,22 +370,12 @@ class Agent:
                 self._reap()
             elif number in _NOTICE_SIGNALS:
                 self._notify(number)
+            elif number == CENSUS:
+                self._ask(CENSUS_S, lambda: None)
+            elif number == CENSUS_AND_TERM and self._plan is not None:
+                self._ask(CENSUS_S, partial(self._stop, signal.SIGTERM, self._plan.grace_s))
             elif number in _STOP_SIGNALS:
                 self._stop(number, self._plan.grace_s if self._plan else 0.0)
-
-
-def _obstacle(plan: NodePlan) -> Refused | None:
-    """Why no rank of this plan can run here, if so."""
-    if not os.path.isdir(plan.cwd):
-        return Refused(
-            f"no folder {plan.cwd}",
-            "ranks run in the launcher's current folder: create or mount it on this host",
-        )
-    if plan.script and not os.path.exists(os.path.join(plan.cwd, plan.script)):
-        return Refused(
-            f"no script {plan.script} in {plan.cwd}", "copy it to this host or use a shared folder"
-        )
-    return None
 
 
 def main() -> int:

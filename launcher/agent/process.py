@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from dslaunch.launcher.agent import progress
 from dslaunch.launcher.agent.binding import bind, binding_environment
+from dslaunch.launcher.agent.hook import HookFolder
 from dslaunch.launcher.node_plan import NodePlan, RankPlan
 
 _PR_SET_PDEATHSIG = 1
@@ -42,19 +43,29 @@ def _between_fork_and_exec(agent: int, cores: Sequence[int]) -> Callable[[], Non
     return prepare
 
 
-def _environment(plan: NodePlan, rank: RankPlan) -> dict[str, str]:
+def _environment(
+    plan: NodePlan, rank: RankPlan, cores: Sequence[int], folder: HookFolder | None
+) -> dict[str, str]:
     added = {**plan.env, **rank.env}
     expanded = {name: os.path.expandvars(added[name]) for name in plan.expanded if name in added}
     told = {progress.VARIABLE: progress.path(plan.node_id)}
-    return {**plan.defaults, **os.environ, **told, **added, **expanded}
+    env = {**plan.defaults, **os.environ, **told, **added, **expanded}
+    env |= binding_environment(cores) if cores else {}
+    return env | (folder.environment(env) if folder is not None else {})
 
 
 class RankProcess:
     """A running rank. `returncode` is None until the agent reaped it."""
 
-    def __init__(self, plan: NodePlan, rank: RankPlan, cores: Sequence[int]) -> None:
-        """Fork and exec, on `cores` where there are any. Raises OSError when the program cannot be run."""
+    def __init__(
+        self, plan: NodePlan, rank: RankPlan, cores: Sequence[int], folder: HookFolder | None
+    ) -> None:
+        """Fork and exec, on `cores` where there are any, with the hook of `folder`.
+
+        Raises OSError when the program cannot be run.
+        """
         self.rank = rank.rank
+        self.program = rank.argv[0]
         self.returncode: int | None = None
         self._process = subprocess.Popen(
             rank.argv,
@@ -63,7 +74,7 @@ class RankProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=plan.cwd,
-            env={**_environment(plan, rank), **(binding_environment(cores) if cores else {})},
+            env=_environment(plan, rank, cores, folder),
             start_new_session=True,
             preexec_fn=_between_fork_and_exec(os.getpid(), cores),
         )

@@ -60,6 +60,32 @@ def flood(num_lines: str) -> None:
         print(f"{rank} {i} ".ljust(99, "x"))
 
 
+def places() -> None:
+    """Ranks 0 to 3 are each held by something else; rank 4 fails when they are."""
+    rank = int(os.environ["RANK"])
+    if rank == 4:
+        time.sleep(1)
+        sys.exit(3)
+    (_sleep, endless, blocked, stopped)[rank]()
+
+
+def _sleep() -> None:
+    time.sleep(120)
+
+
+def endless() -> None:
+    while True:
+        pass
+
+
+def blocked() -> None:
+    os.read(os.pipe()[0], 1)
+
+
+def stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def _long_child() -> None:
     if os.fork() == 0:
         os.setsid()

@@ -159,7 +159,7 @@ def test_the_run_folder_tells_the_story(run: Run, tmp_path: Path) -> None:
         "RankFailed",
         1,
     )
-    assert "I give up" in verdict["report"][-2]
+    assert "    I give up" in verdict["report"]
     assert (tmp_path / "run/logs/rank1.log").read_text().endswith("I give up\n")
 
 

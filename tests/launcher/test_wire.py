@@ -14,7 +14,10 @@ seconds = st.floats(0, 1e9, allow_nan=False)
 texts = st.lists(text, max_size=3).map(tuple)
 messages = st.one_of(
     st.builds(wire.PlanPiece, text, st.booleans()),
-    st.builds(wire.Stop, small, seconds),
+    st.builds(wire.Stop, small, seconds, seconds),
+    st.builds(wire.Census, seconds),
+    st.builds(wire.Stack, small, small, text, text, text),
+    st.builds(wire.CensusEnd),
     st.builds(wire.Signal, small),
     st.builds(wire.Heartbeat, st.integers(0, 2**63), st.integers(0, 2**63)),
     st.builds(wire.Ready, text, small, text, texts, texts, st.booleans(), small, small),
@@ -98,7 +101,7 @@ def test_plans_arrive_whole(plan: str) -> None:
 
 OLD_FRAMES = [
     b'{"t":"planpiece","text":"{}","last":true}',
-    b'{"t":"stop","signal":15,"grace_s":30.0}',
+    b'{"t":"stop","signal":15,"grace_s":30.0,"census_s":2.0}',
     b'{"t":"signal","signal":10}',
     b'{"t":"heartbeat","sent_ns":1700000000000000000,"echo_ns":0}',
     b'{"t":"ready","hostname":"worker-0","pid":7,"python":"3.11.7","addresses":["10.0.0.1"],'

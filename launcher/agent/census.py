@@ -1,0 +1,128 @@
+"""Where the node's ranks are: all are asked at once, and what they say within the time is told.
+
+A rank that is stopped or in uninterruptible sleep cannot answer; py-spy, where it is installed, reads the
+stacks of those and of interpreters that were started without our hook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterable
+
+from dslaunch.launcher.agent import hook
+from dslaunch.launcher.agent.family import descendants
+from dslaunch.launcher.agent.kernel_state import KernelState, kernel_state
+from dslaunch.launcher.agent.process import RankProcess
+from dslaunch.launcher.wire import Stack
+
+POLL_S = 0.01
+_STABLE_S = 0.03
+"""A dump is written in pieces: it is whole when nothing was added for so long."""
+
+
+class _Asked:
+    """One rank: whom of its processes we ask, and where the answer is written."""
+
+    def __init__(self, process: RankProcess, folder: hook.HookFolder | None) -> None:
+        self.rank = process.rank
+        self.pid = process.pid
+        self.kernel = kernel_state(process.pid)
+        self.path = ""
+        self._start = self._size = 0
+        self._grew_at = 0.0
+        self._py_spy: subprocess.Popen[bytes] | None = None
+        if folder is not None:
+            for pid in (process.pid, *descendants(process.pid)):
+                if self._ask(pid, folder.stack_file(pid)):
+                    return
+            self._ask_py_spy(process, folder)
+
+    def _ask(self, pid: int, stack_file: str) -> bool:
+        """Whether the process will answer, by all that is known."""
+        if not hook.can_be_asked(pid, stack_file) or kernel_state(pid).state not in ("R", "S"):
+            return False
+        self.pid, self.path = pid, stack_file
+        self._start = self._size = os.path.getsize(stack_file)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, hook.DUMP_SIGNAL)
+        return True
+
+    def _ask_py_spy(self, process: RankProcess, folder: hook.HookFolder) -> None:
+        program = _py_spy(process.program)
+        if program is None or self.kernel.state in ("", "Z") or not _is_python(process.pid):
+            return
+        self.path = os.path.join(folder.path, f"{process.pid}.py-spy")
+        try:
+            with open(self.path, "wb") as file:
+                self._py_spy = subprocess.Popen(
+                    [program, "dump", "--nonblocking", "--pid", str(process.pid)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.DEVNULL,
+                )
+        except OSError:
+            self.path = ""
+
+    def has_answered(self, now: float) -> bool:
+        """Whether it has, or never will."""
+        if not self.path:
+            return True
+        size = os.path.getsize(self.path)
+        if size > self._size:
+            self._size, self._grew_at = size, now
+        if self._py_spy is not None:
+            return self._py_spy.poll() is not None
+        return self._size > self._start and now > self._grew_at + _STABLE_S
+
+    def text(self) -> str:
+        if self._py_spy is not None and self._py_spy.poll() is None:
+            self._py_spy.kill()
+        if not self.path:
+            return ""
+        with open(self.path, "rb") as file:
+            head = file.readline() if self._py_spy is None else b""
+            file.seek(self._start or 0)
+            said = file.read()
+        return (head + said if said else b"").decode("utf-8", "surrogateescape")
+
+
+class Census:
+    """Ask on construction; `poll` until it says that all have answered or the time is up."""
+
+    def __init__(
+        self, ranks: Iterable[RankProcess], folder: hook.HookFolder | None, timeout_s: float
+    ) -> None:
+        self._deadline = time.monotonic() + timeout_s
+        self._asked = [_Asked(process, folder) for process in ranks if process.returncode is None]
+
+    def is_done(self) -> bool:
+        now = time.monotonic()
+        answered = [asked.has_answered(now) for asked in self._asked]  # each is to be looked at
+        return now >= self._deadline or all(answered)
+
+    def stacks(self) -> list[Stack]:
+        """One for each rank that had not ended when it was asked."""
+        return [_stack(asked) for asked in self._asked]
+
+
+def _stack(asked: _Asked) -> Stack:
+    now = kernel_state(asked.pid)
+    kernel = now if now.state else KernelState("", "")
+    return Stack(asked.rank, asked.pid, kernel.state, kernel.waits_in, asked.text())
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    except OSError:
+        return False
+
+
+def _py_spy(program: str) -> str | None:
+    """Beside the rank's interpreter, or on the PATH."""
+    folders = [os.path.dirname(program), *os.environ.get("PATH", "").split(os.pathsep)]
+    places = (os.path.join(folder, "py-spy") for folder in folders if folder.startswith("/"))
+    return next((place for place in places if os.access(place, os.X_OK)), None)

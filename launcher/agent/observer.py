@@ -1,0 +1,61 @@
+"""What the agent looks at while its ranks run, and what waits until it has looked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from dslaunch.launcher.agent import hook
+from dslaunch.launcher.agent.census import POLL_S, Census
+from dslaunch.launcher.agent.process import RankProcess
+from dslaunch.launcher.wire import CensusEnd, Message
+
+
+class _Wait(NamedTuple):
+    census: Census
+    then: tuple[Callable[[], None], ...]
+
+
+class Observer:
+    """Takes one census at a time: who asks while one is under way gets that one."""
+
+    def __init__(self, node_id: str) -> None:
+        """Where no folder can be made, ranks cannot be asked, and only the kernel is."""
+        try:
+            self.folder: hook.HookFolder | None = hook.HookFolder(node_id)
+        except OSError:
+            self.folder = None
+        self._waiting: _Wait | None = None
+
+    def ask(self, ranks: Iterable[RankProcess], timeout_s: float, then: Callable[[], None]) -> None:
+        """Begin a census; `then` is called after its end."""
+        if self._waiting is not None:
+            self._waiting = self._waiting._replace(then=(*self._waiting.then, then))
+            return
+        self._waiting = _Wait(Census(ranks, self.folder, timeout_s), (then,))
+
+    @property
+    def next_look_at(self) -> float | None:
+        """On the monotonic clock; None where nothing is looked for."""
+        return None if self._waiting is None else time.monotonic() + POLL_S
+
+    def look(self, tell: Callable[[Message], None]) -> None:
+        """Tell what is known, when all is known that can be."""
+        if self._waiting is not None and self._waiting.census.is_done():
+            self._tell(self._waiting, tell)
+
+    def _tell(self, waiting: _Wait, tell: Callable[[Message], None]) -> None:
+        self._waiting = None
+        for stack in waiting.census.stacks():
+            tell(stack)
+        tell(CensusEnd())
+        for act in waiting.then:
+            act()
+
+    def close(self, tell: Callable[[Message], None]) -> None:
+        """Tell what is known, and leave nothing."""
+        if self._waiting is not None:
+            self._tell(self._waiting, tell)
+        if self.folder is not None:
+            hook.remove(self.folder.path)

@@ -1,0 +1,22 @@
+"""What keeps a plan from running on this host."""
+
+from __future__ import annotations
+
+import os
+
+from dslaunch.launcher.node_plan import NodePlan
+from dslaunch.launcher.wire import Refused
+
+
+def obstacle(plan: NodePlan) -> Refused | None:
+    """Why no rank of this plan can run here, if so."""
+    if not os.path.isdir(plan.cwd):
+        return Refused(
+            f"no folder {plan.cwd}",
+            "ranks run in the launcher's current folder: create or mount it on this host",
+        )
+    if plan.script and not os.path.exists(os.path.join(plan.cwd, plan.script)):
+        return Refused(
+            f"no script {plan.script} in {plan.cwd}", "copy it to this host or use a shared folder"
+        )
+    return None

@@ -1,0 +1,71 @@
+"""What agents have told of where their ranks are, since they were last asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dslaunch.launcher import census, wire
+from dslaunch.launcher.plan import LaunchPlan
+from dslaunch.launcher.supervise import AgentClosed, FromAgent, Input
+
+
+class Whereabouts:
+    """Listens to the run's inputs; only ranks that this process starts are known."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self.hosts = {rank.rank: node.host for node in plan.launched for rank in node.ranks}
+        self._nodes = {node.node_rank for node in plan.launched}
+        self._closed: set[int] = set()
+        self._ends: dict[int, int] = {}
+        self._answered: set[int] = set()
+        self._stacks: dict[int, wire.Stack] = {}
+
+    def ask_again(self) -> None:
+        """What is told from now on counts."""
+        self._answered.clear()
+        self._stacks.clear()
+
+    def on_input(self, what: Input) -> None:
+        match what:
+            case FromAgent(_, wire.Stack(rank) as stack):
+                self._stacks[rank] = stack
+            case FromAgent(node_rank, wire.CensusEnd()):
+                self._answered.add(node_rank)
+            case FromAgent(_, wire.Exited(rank, returncode)):
+                self._ends[rank] = returncode
+            case AgentClosed(node_rank):
+                self._closed.add(node_rank)
+            case _:
+                pass
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every agent that still can has answered."""
+        return self._nodes <= self._answered | self._closed
+
+    @property
+    def stacks(self) -> Sequence[wire.Stack]:
+        """In rank order."""
+        return [stack for _, stack in sorted(self._stacks.items())]
+
+    def groups(self) -> tuple[census.Group, ...]:
+        """All ranks, whatever has become of them."""
+        return census.group(self.hosts, self.stacks, self._ends)
+
+    def lines(self) -> list[str]:
+        """All ranks by their places, the odd ones marked."""
+        return census.lines(self.groups(), self.hosts, mark=True)
+
+    def lines_of_others(self) -> list[str]:
+        """The places of those that lived when they were asked; none where nobody has answered."""
+        groups = census.group({rank: self.hosts[rank] for rank in self._stacks}, self.stacks, {})
+        return census.lines(groups, self.hosts, mark=False)
+
+    def text(self) -> str:
+        """All that was told, for a file."""
+        told = [
+            f"== rank {stack.rank} on {self.hosts[stack.rank]}, pid {stack.pid}, state {stack.state or '?'}"
+            f"{f', waits in {stack.waits_in}' if stack.waits_in else ''}\n{stack.text}"
+            for stack in self.stacks
+        ]
+        return "\n".join(["\n".join(self.lines()), *told])
