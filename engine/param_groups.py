@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -50,8 +51,9 @@ def plan_groups(
     A client optimizer wins over the config, as in DeepSpeed. Frozen parameters are left out of their groups.
     """
     if client is not None:
-        rule = _client_rule(client)
-        return GroupPlan(_client_groups(client, rule), client, rule, type(client).__name__)
+        rule, kind = client_rule(client), _kind_of(client)
+        assert kind is not None
+        return GroupPlan(_client_groups(client, rule), client, rule, kind.__name__)
     if config is None:
         return None
     spec = optimizer_spec(config)
@@ -113,17 +115,33 @@ def _trainable(params: object) -> list[torch.nn.Parameter]:
     return [param for param in cast("list[torch.nn.Parameter]", found) if param.requires_grad]
 
 
-def _client_rule(client: torch.optim.Optimizer) -> Rule:
-    """How torch's own optimizers and the fused ones of `engine.ops` are stepped; subclasses may do more."""
-    kind = type(client)
-    if kind.__module__.startswith(("torch.optim.", "dslaunch.engine.ops.")):
+def client_rule(client: torch.optim.Optimizer) -> Rule:
+    """How torch's own optimizers and the fused ones of `engine.ops` are stepped; EngineError for others."""
+    kind = _kind_of(client)
+    if kind is not None:
         rule = _CLIENT_RULES.get(kind.__name__)
         if rule is not None:
             return rule
     raise EngineError(
-        f"the optimizer {kind.__name__} is not supported: only {', '.join(sorted(_CLIENT_RULES))}",
+        f"the optimizer {type(client).__name__} is not supported: only {', '.join(sorted(_CLIENT_RULES))}",
         "pass torch.optim.AdamW, or name the optimizer in the config",
     )
+
+
+def _kind_of(client: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | None:
+    """The known class whose step the optimizer has; a subclass that steps otherwise has none."""
+    kind = type(client)
+    for base in kind.__mro__:
+        if base.__module__.startswith(("torch.optim.", "dslaunch.engine.ops.")):
+            same = all(_plain(kind, name) is _plain(base, name) for name in ("step", "rule"))
+            return base if same else None
+    return None
+
+
+def _plain(kind: type, name: str) -> object:
+    """A method without the profiler's hook that torch wraps around it."""
+    method = getattr(kind, name, None)
+    return inspect.unwrap(method) if callable(method) else method
 
 
 def _client_groups(client: torch.optim.Optimizer, rule: Rule) -> list[ParamGroup]:

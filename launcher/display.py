@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dslaunch.hostfile import fold_names
@@ -63,6 +63,7 @@ class Display:
         self._answered_s: float | None = None
         self._interface = ""
         self._num_started = 0
+        self._engines: dict[int, wire.EngineFound] = {}
         self._running: dict[int, str] = {}
         self._kill_at: float | None = None
         self._streams = RankStreams()
@@ -97,12 +98,16 @@ class Display:
                 self._say(f"{num_bytes} bytes of rank {rank} were not shown: its host's link is too slow")
             case FromAgent(node_rank, wire.Exited(rank)):
                 self._running.pop(rank, None)
+            case FromAgent(node_rank, wire.EngineFound() as found):
+                self._engines[node_rank] = found
             case FromAgent(node_rank, wire.Started(rank, pid)):
                 self._running[rank] = self._plan.nodes[node_rank].host
                 self._debug(f"rank {rank} is pid {pid} on {self._plan.nodes[node_rank].host}")
                 self._num_started += 1
                 if self._num_started == self._num_ranks:
                     self._say(self._started())
+                    if len(self._hosts_by_engine()) > 1:
+                        self._warn(f"hosts differ in what import deepspeed finds: {self._engine()}")
             case FromAgent(node_rank, wire.Goodbye(stuck)) if stuck:
                 host = self._plan.nodes[node_rank].host
                 self._warn(f"{host}: in uninterruptible sleep, cannot be ended: {', '.join(stuck)}")
@@ -176,8 +181,22 @@ class Display:
         return (
             f"{ranks} on {hosts} meet at {self._plan.master.addr}:{self._plan.master.port}{over} "
             f"(hosts answered after {self._answered_s:.2f} s, "
-            f"ranks started after {time.monotonic() - self._started_at:.2f} s)"
+            f"ranks started after {time.monotonic() - self._started_at:.2f} s), deepspeed: {self._engine()}"
         )
+
+    def _engine(self) -> str:
+        """What `import deepspeed` finds, and where, if hosts differ."""
+        found = self._hosts_by_engine()
+        if len(found) == 1:
+            return next(iter(found))
+        return ", ".join(f"{words} on {fold_names(hosts)}" for words, hosts in found.items())
+
+    def _hosts_by_engine(self) -> Mapping[str, list[str]]:
+        hosts: dict[str, list[str]] = {}
+        for node_rank, (engine, version) in sorted(self._engines.items()):
+            words = f"{version}, installed" if engine == "installed" else engine
+            hosts.setdefault(words, []).append(self._plan.nodes[node_rank].host)
+        return hosts
 
     def stays_awake(self) -> None:
         """Ctrl-Z was typed."""

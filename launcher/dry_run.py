@@ -9,10 +9,17 @@ import sys
 from dslaunch.launcher.environment import all_masked
 from dslaunch.launcher.fleets import agent_commands
 from dslaunch.launcher.plan import LaunchPlan, Resolved, device_name
-from dslaunch.launcher.request import LaunchRequest
+from dslaunch.launcher.request import Engine, LaunchRequest
 
 _PIPE_WIDTH = 1000
 """Columns of a table that no terminal shows: one line a rank, for grep."""
+
+
+_ENGINES = {
+    Engine.AUTO: "auto, each host's own if installed, else bundled",
+    Engine.BUNDLED: "bundled",
+    Engine.INSTALLED: "installed",
+}
 
 
 def plan_as_json(resolved: Resolved, plan: LaunchPlan) -> str:
@@ -23,6 +30,7 @@ def plan_as_json(resolved: Resolved, plan: LaunchPlan) -> str:
         "master_addr": plan.master.addr,
         "master_port": plan.master.port,
         "backend": plan.backend,
+        "engine": resolved.request.engine.value,
         "nodes": [
             {
                 "node_rank": node.node_rank,
@@ -86,6 +94,7 @@ def _notes(resolved: Resolved, plan: LaunchPlan) -> list[str]:
     this_node = "" if plan.own_node is None else f", this is node {plan.own_node}"
     notes = [
         f"hosts: {resolved.origin}; backend: {plan.backend}{this_node}",
+        f"deepspeed: {_ENGINES[resolved.request.engine]}",
         f"master: {plan.master.addr}:{plan.master.port}{where}",
         f"forwarded {len(forwarded.variables)} ({counts}), dropped {forwarded.num_dropped}",
     ]

@@ -33,6 +33,7 @@ class NodePlan(NamedTuple):
     existence before anything starts ("" where there is none to check). `bound_cores` are the cores that
     ranks are bound to, as in `0,2-4`, "" for all of the host, None for no binding. The rank `stdin_rank`
     reads what the user types. Not `hears_launcher` where no heartbeat can come down.
+    `engine`: what `import deepspeed` shall find, "auto", "bundled" or "installed".
     """
 
     job_id: str
@@ -49,6 +50,7 @@ class NodePlan(NamedTuple):
     grace_s: float
     lease_s: float
     hears_launcher: bool
+    engine: str
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""

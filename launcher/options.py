@@ -8,7 +8,7 @@ from enum import Enum
 import click
 from click.shell_completion import CompletionItem
 
-from dslaunch.launcher.request import DryRun, Launcher, LocalRankScheme
+from dslaunch.launcher.request import DryRun, Engine, Launcher, LocalRankScheme
 
 
 class EnumChoice(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -16,7 +16,7 @@ class EnumChoice(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     name = "choice"
 
-    def __init__(self, kind: type[DryRun] | type[Launcher] | type[LocalRankScheme]) -> None:
+    def __init__(self, kind: type[DryRun] | type[Engine] | type[Launcher] | type[LocalRankScheme]) -> None:
         self._members = {member.value: member for member in kind}
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Enum:
@@ -111,6 +111,8 @@ SECTIONS = (
         _flag("--module", help="SCRIPT is a module: python -m SCRIPT."),
         _flag("--no_python", help="SCRIPT is a program: run it without python."),
         _flag("--no_local_rank", help="Do not add --local_rank=N to the script's arguments."),
+        _option("--engine", type=EnumChoice(Engine), default=Engine.AUTO.value,
+                help="What import deepspeed finds: DeepSpeed if installed, else ours. [auto]"),
         _option("--python", metavar="PATH", help="Interpreter on the hosts. [the one that runs dslaunch]"),
         _option("--venv_script", metavar="PATH", help="Source this on each host first."),
         _option("--cwd", metavar="PATH", help="Folder to run in, on each host. [the current one]"),

@@ -149,6 +149,7 @@ def _node_plan(
         grace_s=request.grace_s,
         lease_s=request.lease_s,
         hears_launcher=True,
+        engine=request.engine.value,
     )
 
 

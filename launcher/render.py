@@ -19,6 +19,7 @@ AGENT_MODULES = (
     "launcher/node_plan.py",
     "launcher/agent/binding.py",
     "launcher/agent/census.py",
+    "launcher/agent/engine.py",
     "launcher/agent/evidence.py",
     "launcher/agent/facts.py",
     "launcher/agent/family.py",

@@ -51,6 +51,15 @@ class LocalRankScheme(Enum):
     """`RANK % (slots of the host)`, which Megatron-DeepSpeed asserts."""
 
 
+class Engine(Enum):
+    """What `import deepspeed` finds in the ranks."""
+
+    AUTO = "auto"
+    """On each host its own DeepSpeed where one is installed, else the bundled engine."""
+    BUNDLED = "bundled"
+    INSTALLED = "installed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
     """One command line, or a job file, or both. Optional fields are None where the user said nothing.
@@ -103,6 +112,7 @@ class LaunchRequest:
     module: bool = False
     no_python: bool = False
     no_local_rank: bool = False
+    engine: Engine = Engine.AUTO
     python: str | None = None
     venv_script: str | None = None
     cwd: str | None = None

@@ -120,6 +120,16 @@ class Refused(NamedTuple):
     hint: str
 
 
+class EngineFound(NamedTuple):
+    """Up, before the first rank: what `import deepspeed` finds on this host.
+
+    `engine` is "bundled" (dslaunch's), "installed" (DeepSpeed, of this `version`) or "none".
+    """
+
+    engine: str
+    version: str
+
+
 class Started(NamedTuple):
     """Up: a rank's process exists."""
 
@@ -184,7 +194,20 @@ class Goodbye(NamedTuple):
 
 
 Down = Probe | PlanPiece | Stop | Census | Signal | Stdin | Heartbeat
-Up = Ready | Reached | Refused | Started | Output | Dropped | Stack | CensusEnd | Exited | Heartbeat | Goodbye
+Up = (
+    Ready
+    | Reached
+    | Refused
+    | EngineFound
+    | Started
+    | Output
+    | Dropped
+    | Stack
+    | CensusEnd
+    | Exited
+    | Heartbeat
+    | Goodbye
+)
 Message = Down | Up
 
 _KINDS: dict[str, type[Message]] = {kind.__name__.lower(): kind for kind in (*get_args(Down), *get_args(Up))}

@@ -6,18 +6,19 @@ import os
 import select
 import selectors
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 
-from dslaunch.launcher.agent import binding, evidence, facts, progress, ssh_watch, sweep
+from dslaunch.launcher.agent import binding, engine, evidence, facts, progress, ssh_watch, sweep
 from dslaunch.launcher.agent.guard import Guard
 from dslaunch.launcher.agent.link import Link, LinkClosedError
 from dslaunch.launcher.agent.observer import Observer
 from dslaunch.launcher.agent.obstacle import obstacle
-from dslaunch.launcher.agent.process import RankProcess, become_subreaper
+from dslaunch.launcher.agent.process import RankProcess, become_subreaper, environment
 from dslaunch.launcher.node_plan import NodePlan, plan_from_json
 from dslaunch.launcher.wire import (
     CENSUS,
@@ -253,6 +254,8 @@ class Agent:
                 cores = binding.plan_binding(plan.bound_cores, len(plan.ranks))
         except (OSError, ValueError) as error:
             refusal = refusal or Refused(f"ranks cannot be bound to cores: {error}", "see --bind_core_list")
+        if refusal is None:
+            plan, refusal = self._choose_engine(plan)
         for rank, own_cores in zip(plan.ranks, cores, strict=True) if refusal is None else ():
             try:
                 process = RankProcess(plan, rank, own_cores, self._observer.folder)
@@ -266,6 +269,18 @@ class Agent:
         if refusal is not None:
             self._up(refusal)
             self._stop(signal.SIGKILL, 0.0)
+
+    def _choose_engine(self, plan: NodePlan) -> tuple[NodePlan, Refused | None]:
+        """The plan with the engine of this host; told before any rank."""
+        try:
+            choice = engine.choose(plan, environment(plan, plan.ranks[0], (), None))
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            return plan, Refused(f"{sys.executable} cannot be asked for DeepSpeed: {error}", "check --python")
+        if isinstance(choice, Refused):
+            return plan, choice
+        plan, found = choice
+        self._up(found)
+        return plan, None
 
     def _claim_port(self, plan: NodePlan) -> Refused | None:
         """Where ranks meet on this host, tell other jobs before rank 0 listens."""

@@ -43,9 +43,10 @@ def _between_fork_and_exec(agent: int, cores: Sequence[int]) -> Callable[[], Non
     return prepare
 
 
-def _environment(
+def environment(
     plan: NodePlan, rank: RankPlan, cores: Sequence[int], folder: HookFolder | None
 ) -> dict[str, str]:
+    """What a rank on those cores finds, with the hook of `folder`."""
     added = {**plan.env, **rank.env}
     expanded = {name: os.path.expandvars(added[name]) for name in plan.expanded if name in added}
     told = {progress.VARIABLE: progress.path(plan.node_id)}
@@ -74,7 +75,7 @@ class RankProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=plan.cwd,
-            env=_environment(plan, rank, cores, folder),
+            env=environment(plan, rank, cores, folder),
             start_new_session=True,
             preexec_fn=_between_fork_and_exec(os.getpid(), cores),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import click
 
@@ -57,6 +58,13 @@ def hosts(as_json: bool, **flags: object) -> int:
     found = resolve(host_request(flags), Machine.here())
     show = hosts_as_json if as_json else hosts_as_text
     click.echo(show(found.topology, found.origin))
+    return 0
+
+
+@_dslaunchctl.command("engine-path")
+def engine_path() -> int:
+    """Print the folder that makes import deepspeed find the engine, for PYTHONPATH of other launchers."""
+    click.echo(Path(__file__).parents[2] / "compat/path")
     return 0
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dslaunch.launcher.cli import COMMAND, parse
 from dslaunch.launcher.errors import UsageError
 from dslaunch.launcher.job_file import write_job
-from dslaunch.launcher.request import Launcher, LaunchRequest, LocalRankScheme
+from dslaunch.launcher.request import Engine, Launcher, LaunchRequest, LocalRankScheme
 
 PAYLOAD = str(Path(__file__).with_name("payload.py"))
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -203,6 +203,7 @@ requests = st.builds(
     args=st.lists(printable, max_size=4).map(tuple),
     num_gpus=st.none() | st.integers(-1, 99),
     launcher=st.sampled_from(Launcher),
+    engine=st.sampled_from(Engine),
     local_rank_scheme=st.sampled_from(LocalRankScheme),
     env=st.lists(st.builds("{}={}".format, st.just("A"), printable), max_size=2).map(tuple),
     hosts=st.just(()) | st.just(("worker-0 slots=2",)),

@@ -30,7 +30,9 @@ def plan(*sizes: int, own_node: int | None = None) -> LaunchPlan:
     for node_rank, size in enumerate(sizes):
         ranks = tuple(RankPlan(first + i, i, i, (), {}) for i in range(size))
         nodes.append(
-            NodePlan("job", node_rank, f"h{node_rank}", "/", "", {}, {}, (), None, None, ranks, 1, 9, True)
+            NodePlan(
+                "job", node_rank, f"h{node_rank}", "/", "", {}, {}, (), None, None, ranks, 1, 9, True, "auto"
+            )
         )
         first += size
     return LaunchPlan("job", "ssh", Master("h0", 1), first, tuple(nodes), own_node)

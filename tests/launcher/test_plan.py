@@ -123,6 +123,7 @@ def test_the_json_of_a_dry_run_whole() -> None:
         "master_addr": "worker-0",
         "master_port": 29501,
         "backend": "ssh",
+        "engine": "auto",
         "nodes": [
             {
                 "node_rank": 0,

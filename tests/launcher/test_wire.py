@@ -26,6 +26,7 @@ messages = st.one_of(
     st.builds(wire.Stdin, small, text, st.booleans()),
     st.builds(wire.Goodbye, texts, text),
     st.builds(wire.Refused, text, text),
+    st.builds(wire.EngineFound, text, text),
     st.builds(wire.Started, small, small),
     st.builds(wire.Output, small, st.sampled_from((1, 2)), text),
     st.builds(wire.Dropped, small, small),

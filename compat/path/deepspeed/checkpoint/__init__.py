@@ -1,0 +1,8 @@
+"""Saving and loading outside of the engine."""
+
+from dslaunch.compat.lazy import lazy
+
+__getattr__ = lazy(
+    __name__,
+    {},
+)

@@ -1,0 +1,5 @@
+"""Defaults that scripts read."""
+
+TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
+INFERENCE_GENERIC_MODE = "generic"
+INFERENCE_SPECIALIZED_MODE = "specialized"

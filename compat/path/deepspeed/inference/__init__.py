@@ -1,0 +1,8 @@
+"""Inference."""
+
+from dslaunch.compat.lazy import lazy
+
+__getattr__ = lazy(
+    __name__,
+    {},
+)

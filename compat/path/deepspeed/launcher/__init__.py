@@ -1,0 +1,1 @@
+"""The launcher is dslaunch; these are names that scripts read."""

@@ -1,0 +1,1 @@
+"""Writing figures while training."""

@@ -1,0 +1,5 @@
+"""Adagrad."""
+
+from dslaunch.compat.optimizers import DeepSpeedCPUAdagrad
+
+__all__ = ["DeepSpeedCPUAdagrad"]

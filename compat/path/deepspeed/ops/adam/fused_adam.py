@@ -1,0 +1,5 @@
+"""Where DeepSpeed defines it."""
+
+from dslaunch.compat.optimizers import FusedAdam
+
+__all__ = ["FusedAdam"]

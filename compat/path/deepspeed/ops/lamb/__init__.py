@@ -1,0 +1,5 @@
+"""LAMB."""
+
+from dslaunch.compat.optimizers import FusedLamb
+
+__all__ = ["FusedLamb"]

@@ -1,0 +1,5 @@
+"""Lion."""
+
+from dslaunch.compat.optimizers import DeepSpeedCPULion, FusedLion
+
+__all__ = ["DeepSpeedCPULion", "FusedLion"]

@@ -1,0 +1,8 @@
+"""Counting what a model computes."""
+
+from dslaunch.compat.lazy import lazy
+
+__getattr__ = lazy(
+    __name__,
+    {},
+)

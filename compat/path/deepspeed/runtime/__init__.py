@@ -1,0 +1,8 @@
+"""Where DeepSpeed defines its engine."""
+
+from dslaunch.compat.lazy import lazy
+
+__getattr__ = lazy(
+    __name__,
+    {},
+)

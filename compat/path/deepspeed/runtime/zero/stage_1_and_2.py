@@ -1,0 +1,5 @@
+"""The optimizer's class under DeepSpeed's name for it, for isinstance(): one class does all stages."""
+
+from dslaunch.engine.optimizer import ShardedOptimizer as DeepSpeedZeroOptimizer
+
+__all__ = ["DeepSpeedZeroOptimizer"]

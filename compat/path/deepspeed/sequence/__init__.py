@@ -1,0 +1,8 @@
+"""Sequence parallelism."""
+
+from dslaunch.compat.lazy import lazy
+
+__getattr__ = lazy(
+    __name__,
+    {},
+)

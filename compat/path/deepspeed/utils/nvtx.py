@@ -1,0 +1,5 @@
+"""Ranges in a GPU profiler."""
+
+from dslaunch.compat.words import instrument_w_nvtx
+
+__all__ = ["instrument_w_nvtx"]

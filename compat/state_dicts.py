@@ -1,0 +1,31 @@
+"""Tensors inside dicts, lists and tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def clone_tensors_for_torch_save(item: Any, device: torch.device | str | None = "cpu") -> Any:
+    """`item` with every tensor copied to `device` (None: its own), so that none drags its storage along."""
+    return _mapped(item, lambda tensor: tensor.detach().clone().to(device or tensor.device))
+
+
+def move_to_device(
+    item: Any, device: torch.device | str, criterion_func: Callable[[torch.Tensor], bool] = lambda _: True
+) -> Any:
+    """`item` with every tensor that `criterion_func` accepts on `device`."""
+    return _mapped(item, lambda tensor: tensor.to(device) if criterion_func(tensor) else tensor)
+
+
+def _mapped(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(item, torch.Tensor):
+        return change(item)
+    if isinstance(item, (list, tuple)):
+        changed = [_mapped(value, change) for value in item]
+        return type(item)(*changed) if hasattr(item, "_fields") else type(item)(changed)
+    if isinstance(item, Mapping):
+        return type(item)({key: _mapped(value, change) for key, value in item.items()})  # type: ignore[call-arg]
+    return item
