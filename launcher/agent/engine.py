@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from dslaunch.launcher.agent.process import environment
 from dslaunch.launcher.node_plan import NodePlan
 from dslaunch.launcher.wire import EngineFound, Refused
 
 _ASK_TIMEOUT_S = 60.0
-_ASK = """
+_QUESTION = """
 import os, sys
 from importlib.util import find_spec
 sys.path.pop(0)
@@ -32,34 +33,45 @@ if origin and not (path and origin.startswith(os.path.realpath(path) + os.sep)):
             version = name.split("-")[1].removesuffix(".dist").removesuffix(".egg")
 print(path + "\\0" + version, end="")
 """
-"""Prints where the bundled engine is, and the version of an installed DeepSpeed; "" for what is not there."""
-
-_INSTALL = "install dslaunch for that Python there, or leave out --engine"
+"""Prints both answers of `_ask`."""
 
 
-def choose(plan: NodePlan, environ: Mapping[str, str]) -> tuple[NodePlan, EngineFound] | Refused:
-    """The plan with what its ranks need on PYTHONPATH, and what was found; `environ` is that of its ranks."""
+def choose(plan: NodePlan) -> tuple[NodePlan, EngineFound | Refused]:
+    """The plan with what its ranks need on PYTHONPATH, and what they will find; or why they cannot."""
+    environ = environment(plan, plan.ranks[0], (), None)
+    try:
+        path, version = _ask(environ, plan.cwd)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return plan, Refused(f"{sys.executable} cannot be asked for DeepSpeed: {error}", "check --python")
+    if version and plan.engine != "bundled":
+        return plan, EngineFound("installed", version)
+    if plan.engine == "installed":
+        return plan, Refused(
+            f"no DeepSpeed for {sys.executable}, which --engine installed asks for",
+            "install deepspeed there, or let dslaunch's engine stand in: --engine bundled",
+        )
+    if path:
+        behind = environ.get("PYTHONPATH")
+        python_path = f"{path}:{behind}" if behind else path
+        return plan._replace(env={**plan.env, "PYTHONPATH": python_path}), EngineFound("bundled", "")
+    if plan.engine == "auto":
+        return plan, EngineFound("none", "")
+    return plan, Refused(
+        f"no dslaunch for {sys.executable}, which --engine bundled asks for",
+        "install dslaunch for that Python there, or leave out --engine",
+    )
+
+
+def _ask(environ: Mapping[str, str], cwd: str) -> tuple[str, str]:
+    """The folder of the bundled engine, and the version of an installed DeepSpeed; "" for what is not there."""
     asked = subprocess.run(
-        [sys.executable, "-c", _ASK],
+        [sys.executable, "-c", _QUESTION],
         env=environ,
-        cwd=plan.cwd,
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         timeout=_ASK_TIMEOUT_S,
     )
     path, _, version = os.fsdecode(asked.stdout).rpartition("\0")
-    if plan.engine == "installed" or (plan.engine == "auto" and version):
-        if not version:
-            return Refused(
-                f"no DeepSpeed for {sys.executable}, which --engine installed asks for",
-                "install deepspeed there, or let dslaunch's engine stand in: --engine bundled",
-            )
-        return plan, EngineFound("installed", version)
-    if not path:
-        if plan.engine == "auto":
-            return plan, EngineFound("none", "")
-        return Refused(f"no dslaunch for {sys.executable}, which --engine bundled asks for", _INSTALL)
-    behind = environ.get("PYTHONPATH")
-    python_path = f"{path}:{behind}" if behind else path
-    return plan._replace(env={**plan.env, "PYTHONPATH": python_path}), EngineFound("bundled", "")
+    return path, version

@@ -6,7 +6,6 @@ import os
 import select
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from dslaunch.launcher.agent.guard import Guard
 from dslaunch.launcher.agent.link import Link, LinkClosedError
 from dslaunch.launcher.agent.observer import Observer
 from dslaunch.launcher.agent.obstacle import obstacle
-from dslaunch.launcher.agent.process import RankProcess, become_subreaper, environment
+from dslaunch.launcher.agent.process import RankProcess, become_subreaper
 from dslaunch.launcher.node_plan import NodePlan, plan_from_json
 from dslaunch.launcher.wire import (
     CENSUS,
@@ -255,7 +254,8 @@ class Agent:
         except (OSError, ValueError) as error:
             refusal = refusal or Refused(f"ranks cannot be bound to cores: {error}", "see --bind_core_list")
         if refusal is None:
-            plan, refusal = self._choose_engine(plan)
+            plan, found = engine.choose(plan)
+            refusal = found if isinstance(found, Refused) else self._up(found)
         for rank, own_cores in zip(plan.ranks, cores, strict=True) if refusal is None else ():
             try:
                 process = RankProcess(plan, rank, own_cores, self._observer.folder)
@@ -269,18 +269,6 @@ class Agent:
         if refusal is not None:
             self._up(refusal)
             self._stop(signal.SIGKILL, 0.0)
-
-    def _choose_engine(self, plan: NodePlan) -> tuple[NodePlan, Refused | None]:
-        """The plan with the engine of this host; told before any rank."""
-        try:
-            choice = engine.choose(plan, environment(plan, plan.ranks[0], (), None))
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            return plan, Refused(f"{sys.executable} cannot be asked for DeepSpeed: {error}", "check --python")
-        if isinstance(choice, Refused):
-            return plan, choice
-        plan, found = choice
-        self._up(found)
-        return plan, None
 
     def _claim_port(self, plan: NodePlan) -> Refused | None:
         """Where ranks meet on this host, tell other jobs before rank 0 listens."""
