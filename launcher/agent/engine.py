@@ -63,7 +63,7 @@ def choose(plan: NodePlan) -> tuple[NodePlan, EngineFound | Refused]:
 
 
 def _ask(environ: Mapping[str, str], cwd: str) -> tuple[str, str]:
-    """The folder of the bundled engine, and the version of an installed DeepSpeed; "" for what is not there."""
+    """The folder of the bundled engine, and the version of an installed DeepSpeed; "" for none."""
     asked = subprocess.run(
         [sys.executable, "-c", _QUESTION],
         env=environ,

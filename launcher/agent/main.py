@@ -255,7 +255,10 @@ class Agent:
             refusal = refusal or Refused(f"ranks cannot be bound to cores: {error}", "see --bind_core_list")
         if refusal is None:
             plan, found = engine.choose(plan)
-            refusal = found if isinstance(found, Refused) else self._up(found)
+            if isinstance(found, Refused):
+                refusal = found
+            else:
+                self._up(found)
         for rank, own_cores in zip(plan.ranks, cores, strict=True) if refusal is None else ():
             try:
                 process = RankProcess(plan, rank, own_cores, self._observer.folder)
