@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import base64
+import functools
 import importlib.util
 import io
 import py_compile
@@ -12,6 +14,7 @@ import zlib
 from pathlib import Path
 
 from dslaunch.hostfile import Host
+from dslaunch.launcher.survey.records import Request
 from dslaunch.runner_backends.command import GroupCommand, NodeCommand
 
 AGENT_MODULES = (
@@ -34,6 +37,22 @@ AGENT_MODULES = (
     "launcher/agent/progress.py",
     "launcher/agent/ssh_watch.py",
     "launcher/agent/sweep.py",
+)
+SURVEY_MODULES = (
+    "launcher/accelerators.py",
+    "launcher/devices.py",
+    "launcher/errors.py",
+    "launcher/programs.py",
+    "launcher/wire.py",
+    "launcher/agent/facts.py",
+    "launcher/survey/devices.py",
+    "launcher/survey/gpus.py",
+    "launcher/survey/machine.py",
+    "launcher/survey/main.py",
+    "launcher/survey/network.py",
+    "launcher/survey/program.py",
+    "launcher/survey/records.py",
+    "launcher/survey/software.py",
 )
 _PACKAGES = ("__init__.py", "launcher/__init__.py", "launcher/agent/__init__.py")
 
@@ -60,6 +79,10 @@ ARGV_BOOTSTRAP = (
     "b=u(sys.argv.pop(1));sys.argv[3:]=[u(t).decode() for t in sys.argv[3:]];" + _IMPORT
 )
 """The same for tools that carry no stdin: zip and plans ride in argv, compressed."""
+_SURVEY_BOOTSTRAP = "import os,sys,base64;b=base64.b64decode(sys.argv.pop(1));" + _IMPORT.replace(
+    "agent", "survey"
+)
+"""For the surveyor, which an agent starts as it does a rank."""
 
 
 def agent_zip(*, with_bytecode: bool) -> bytes:
@@ -79,6 +102,42 @@ def agent_zip(*, with_bytecode: bool) -> bytes:
             if bytecode:
                 archive.writestr(f"dslaunch/{module}c", bytecode)
     return buffer.getvalue()
+
+
+def survey_argv(python: str, request: Request) -> tuple[str, ...]:
+    """What a rank executes that looks its host over."""
+    return (
+        python,
+        "-u",
+        "-c",
+        _SURVEY_BOOTSTRAP,
+        base64.b64encode(_survey_zip()).decode(),
+        request.to_json(),
+    )
+
+
+@functools.cache
+def _survey_zip() -> bytes:
+    """The surveyor's modules without comments and docstrings: in argv room is scarce."""
+    root = Path(__file__).parent.parent
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for package in (*_PACKAGES, "launcher/survey/__init__.py"):
+            archive.writestr(f"dslaunch/{package}", "")
+        for module in SURVEY_MODULES:
+            archive.writestr(f"dslaunch/{module}", _bare((root / module).read_text(encoding="utf-8")))
+    return buffer.getvalue()
+
+
+def _bare(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            and ast.get_docstring(node) is not None
+        ):
+            node.body[0] = ast.Expr(ast.Constant(""))
+    return ast.unparse(tree)
 
 
 def _bytecode(source: Path) -> bytes:

@@ -59,7 +59,8 @@ class SessionFleet:
 
     def begin(self, plans: Sequence[NodePlan]) -> None:
         for plan in plans:
-            self.tell(plan.node_rank, wire.encode_plans(plans_to_json([plan])))
+            if plan.node_rank in self._sessions:  # one that could not be started has told its end
+                self.tell(plan.node_rank, wire.encode_plans(plans_to_json([plan])))
 
     def send(self, message: wire.Down) -> None:
         for session in self._sessions.values():

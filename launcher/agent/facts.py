@@ -77,14 +77,14 @@ class ProbeServer:
 
 def gather(port: int, probe_port: int) -> Ready:
     """This host's name, addresses and ports; `port` is the one the launcher means to use."""
-    interfaces = _interfaces()
-    addresses = _addresses(interfaces)
+    own = interfaces()
+    addresses = _addresses(own)
     return Ready(
         hostname=socket.gethostname(),
         pid=os.getpid(),
         python=platform.python_version(),
         addresses=addresses,
-        interfaces=tuple(interfaces.get(address, "") for address in addresses),
+        interfaces=tuple(own.get(address, "") for address in addresses),
         port_in_use=_in_use(port),
         free_port=_free_port(),
         probe_port=probe_port,
@@ -93,9 +93,9 @@ def gather(port: int, probe_port: int) -> Ready:
 
 def probe(addresses: tuple[str, ...], port: int) -> Reached:
     """Which of node 0's addresses answer here, and through which interface this host goes there."""
-    own = _interfaces()
+    own = interfaces()
     answering = _answering(addresses, port)
-    reached = {address: own.get(_source(address), "") for address in addresses if address in answering}
+    reached = {address: own.get(source_address(address), "") for address in addresses if address in answering}
     return Reached(tuple(reached), tuple(reached.values()))
 
 
@@ -120,7 +120,7 @@ def _answering(addresses: tuple[str, ...], port: int) -> set[str]:
     return found
 
 
-def _interfaces() -> dict[str, str]:
+def interfaces() -> dict[str, str]:
     """IPv4 addresses of this host, with the names of their interfaces (netdevice(7))."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -138,13 +138,13 @@ def _addresses(interfaces: dict[str, str]) -> tuple[str, ...]:
     """The address the launcher's SSH connection came to, the one of the default route, then the others."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
     found = [connection[2].partition("%")[0]] if len(connection) == 4 else []
-    route = _source("203.0.113.1")  # TEST-NET-3 (RFC 5737): nothing is sent there
+    route = source_address("203.0.113.1")  # TEST-NET-3 (RFC 5737): nothing is sent there
     others = [route] if route else []
     others += [address for address in interfaces if not address.startswith("127.")]
     return tuple(dict.fromkeys(found + others))
 
 
-def _source(address: str) -> str:
+def source_address(address: str) -> str:
     """This host's address towards another, by its routing table; "" where there is no route."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from dslaunch.hostfile import TopologyError
-from dslaunch.launcher.ctl.options import host_request, takes_hosts
+from dslaunch.launcher.ctl.options import host_request, launch_request, takes_hosts, takes_launch
 from dslaunch.launcher.errors import EXIT_USAGE, UsageError
 from dslaunch.launcher.options import underscores
 
@@ -32,7 +32,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 def _dslaunchctl(context: click.Context) -> None:
     """The companions of dslaunch. Every option may be spelled with - or _."""
     if context.invoked_subcommand is None:
-        raise UsageError("no command", "dslaunchctl report, hosts, exec or config; see dslaunchctl --help")
+        raise UsageError("no command", "dslaunchctl report, check, exec, ...; see dslaunchctl --help")
 
 
 @_dslaunchctl.command()
@@ -86,6 +86,35 @@ def execute(no_fold: bool, argv: tuple[str, ...], **flags: object) -> int:
     from dslaunch.launcher.resolve import resolve
 
     return execute_on_hosts(resolve(host_request(flags), Machine.here()), argv, fold=not no_fold)
+
+
+@takes_launch
+@_dslaunchctl.command()
+@click.option(
+    "--fast", is_flag=True, help="Leave out what takes more than a moment: drivers, who holds devices."
+)
+@click.option(
+    "--timeout",
+    "start_s",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    metavar="S",
+    help="Seconds for a host to be reached. [10]",
+)
+@_JSON
+@click.argument("script", default="")
+def check(script: str, fast: bool, start_s: float, as_json: bool, **flags: object) -> int:
+    """Look all hosts over before a launch, and tell what is wrong, with its remedy.
+
+    Hosts, Python, folder and SCRIPT, versions, devices, ways between the hosts, names, clocks, room and
+    limits. Nothing is changed, and nothing left. The exit code is 1 where there is something to mend.
+    """
+    from dslaunch.launcher.check.command import check_hosts
+    from dslaunch.launcher.machine import Machine
+    from dslaunch.launcher.resolve import resolve
+
+    resolved = resolve(launch_request(script, flags), Machine.here())
+    return check_hosts(resolved, is_thorough=not fast, start_s=start_s, is_json=as_json)
 
 
 @_dslaunchctl.command()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.render import AGENT_MODULES
+from dslaunch.launcher.render import AGENT_MODULES, SURVEY_MODULES
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/dslaunch"
@@ -58,12 +58,24 @@ def imports(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("module", AGENT_MODULES)
 def test_the_agent_imports_the_standard_library_and_what_travels_with_it(module: str) -> None:
-    travelling = {f"dslaunch.{name.removesuffix('.py').replace('/', '.')}" for name in AGENT_MODULES}
     for name in imports(ROOT / module):
         if name.startswith("dslaunch."):
-            assert name in travelling | {"dslaunch.launcher.agent"}
+            assert name in names_of(AGENT_MODULES) | {"dslaunch.launcher.agent"}
         else:
             assert name.partition(".")[0] in AGENT_IMPORTS
+
+
+@pytest.mark.parametrize("module", SURVEY_MODULES)
+def test_the_surveyor_imports_the_standard_library_and_what_travels_with_it(module: str) -> None:
+    for name in imports(ROOT / module) - {"pynvml"}:  # which is used where it is installed
+        if name.startswith("dslaunch."):
+            assert name in names_of(SURVEY_MODULES) | {"dslaunch.launcher.survey"}
+        else:
+            assert name.partition(".")[0] in sys.stdlib_module_names
+
+
+def names_of(modules: tuple[str, ...]) -> set[str]:
+    return {f"dslaunch.{name.removesuffix('.py').replace('/', '.')}" for name in modules}
 
 
 def test_all_of_the_agent_travels() -> None:

@@ -63,7 +63,10 @@ def test_hosts_of_an_allocation(run: Run) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ((), "error: no command\nhint: dslaunchctl report, hosts, exec or config; see dslaunchctl --help\n"),
+        (
+            (),
+            "error: no command\nhint: dslaunchctl report, check, exec, ...; see dslaunchctl --help\n",
+        ),
         (("exec",), "error: no command to run\nhint: dslaunchctl exec [OPTIONS] -- COMMAND [ARGS]...\n"),
         (("exec", "--"), "error: no command to run\nhint: dslaunchctl exec [OPTIONS] -- COMMAND [ARGS]...\n"),
         (("hosts", "--what"), "error: No such option '--what'\nhint: see dslaunchctl hosts --help\n"),

@@ -1,0 +1,1 @@
+"""What looks a host over before a launch. Runs on the host, standard library only, and judges nothing."""
