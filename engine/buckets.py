@@ -15,6 +15,7 @@ import torch
 
 from dslaunch.engine import collectives
 from dslaunch.engine.errors import EngineError
+from dslaunch.engine.lanes import Mark
 from dslaunch.engine.layout import BucketSpec
 
 
@@ -51,6 +52,15 @@ class ShardState:
 
 
 @dataclass(slots=True, eq=False)
+class HostGrad:
+    """Where a bucket's mean gradient goes that the host steps."""
+
+    grad: torch.Tensor  # [S] accumulation dtype, pinned
+    arrived: Mark | None = None  # of this step's mean; None while it has not left
+    edited: bool = False  # on the host, since the norm was taken
+
+
+@dataclass(slots=True, eq=False)
 class Bucket:
     """The tensors of one bucket."""
 
@@ -64,12 +74,48 @@ class Bucket:
     grad_views: tuple[torch.Tensor, ...] = ()  # [shape of the member] each, into grads
     grad_shard: torch.Tensor | None = None  # [S] the mean over ranks once reduced; None: not trained
     state: ShardState | None = None  # None: not trained
+    host: HostGrad | None = None  # None: stepped on its own device
     owner: object = None  # the optimizer that steps it
 
     @property
     def grads_in_place(self) -> bool:
         """Whether autograd accumulates into the bucket itself; not so where the dtypes differ."""
         return self.grads is not None and self.grads.dtype == self.params.dtype
+
+    @property
+    def has_master(self) -> bool:
+        """Whether the master is another tensor than the parameters' shard."""
+        return self.state is not None and self.state.master is not self.param_shard
+
+    @property
+    def is_kept_on_host(self) -> bool:
+        """Whether the parameters' shard lives on the host, and only whole parameters on the device."""
+        return self.param_shard.device != self.params.device
+
+    @property
+    def mean_grad(self) -> torch.Tensor:
+        """[S] the mean over ranks, once reduced; on the host where it has gone there."""
+        if self.host is not None and self.host.arrived is not None:
+            self.host.arrived.join()
+            return self.host.grad
+        assert self.grad_shard is not None
+        return self.grad_shard
+
+    def hold_grads(self) -> None:
+        """Have memory for the gradients, whatever is in it."""
+        grads = self.grads if self.grads is not None else self.grad_shard
+        assert grads is not None
+        num_bytes = grads.numel() * grads.element_size()
+        if grads.untyped_storage().size() != num_bytes:
+            grads.untyped_storage().resize_(num_bytes)
+
+    def free_grads(self) -> None:
+        """Give the memory of the gradients back until they are held again; they are lost."""
+        for param in self.members:
+            param.grad = None
+        grads = self.grads if self.grads is not None else self.grad_shard
+        assert grads is not None
+        grads.untyped_storage().resize_(0)
 
     def parts(self, index: int) -> tuple[slice, slice]:
         """Where member `index` and this rank's shard meet: in the shard [S], and in the flattened member."""
@@ -99,12 +145,12 @@ class Bucket:
         part, of_member = self.parts(index)
         written = self.members[index].data.view(-1)[of_member]
         self.param_shard[part].copy_(written)
-        if self.state is not None and self.state.master.dtype != self.param_shard.dtype:
+        if self.state is not None and self.has_master:
             self.state.master[part].copy_(written)
 
     def refresh_master(self) -> None:
         """Take the master anew from the parameters, after something else has written those."""
-        if self.state is not None and self.state.master.dtype != self.param_shard.dtype:
+        if self.state is not None and self.has_master:
             self.state.master.copy_(self.param_shard)
 
 

@@ -19,6 +19,7 @@ from dslaunch.engine.config_observe import (
     ThroughputConfig,
     WandbConfig,
 )
+from dslaunch.engine.config_offload import offload_sections
 from dslaunch.engine.config_optimizer import optimizer_spec
 from dslaunch.engine.config_precision import (
     autocast,
@@ -188,9 +189,12 @@ def _zero(reading: Reading) -> ZeroConfig:
         idle = [path for path in reading.values if path.startswith((f"{at}.stage3_", f"{at}.leaf_module"))]
         if idle:
             reading.no_effect["only ZeRO stage 3 reads it"] = idle
+    offload_optimizer, offload_param = offload_sections(reading, stage)
     return reading.record(
         ZeroConfig,
         f"{at}.",
+        offload_optimizer=offload_optimizer,
+        offload_param=offload_param,
         stage3=reading.record(Stage3Config, f"{at}.stage3_"),
         leaf_module=reading.record(LeafModules, f"{at}.leaf_module."),
     )

@@ -35,6 +35,8 @@ from dslaunch.engine.config_values import (
     EngineConfig,
     Fp16Config,
     LeafModules,
+    OffloadOptimizerConfig,
+    OffloadParamConfig,
     Stage3Config,
     ZeroConfig,
 )
@@ -53,10 +55,15 @@ _LOSS_SCALE = NoEffect("bf16 needs no loss scale: these are keys of fp16", warn=
 _REMOVED = NoEffect("DeepSpeed itself has removed it", quiet=(False, None))
 _REMOVED_FEATURE = Feature(NoEffect("DeepSpeed itself has removed it", warn=True))
 _NOT_YET = "it is not supported yet"
-_OFFLOAD_KEYS = (
-    "device nvme_path buffer_count buffer_size max_in_cpu pin_memory "
-    "pipeline_read pipeline_write fast_init ratio"
-)
+_NVME_ONLY = "only NVMe offload reads it"
+_OFFLOAD = {
+    "nvme_path": NoEffect(_NVME_ONLY, quiet=(None,)),
+    **{
+        name: NoEffect(_NVME_ONLY, quiet=tuple(quiet))
+        for name, quiet in (("buffer_count", (4, 5)), ("buffer_size", (1e8,)), ("max_in_cpu", (1e9,)))
+    },
+    **_idle(_NVME_ONLY, "pipeline_read pipeline_write fast_init"),
+}
 _BUCKETS = "parameters are gathered in the buckets of reduce_bucket_size"
 _EVENLY = "every bucket is evenly sharded over all ranks"
 
@@ -87,15 +94,21 @@ ZERO: Mapping[str, Answer] = {
     "override_module_apply": NoEffect("`zero.Init` decides", quiet=(True,)),
     "log_trace_cache_warnings": NoEffect("a change of the order of use is always said", quiet=(False, True)),
     "pipeline_loading_checkpoint": NoEffect("there is no pipeline engine", quiet=(False,)),
-    "cpu_offload_use_pin_memory": NoEffect("offloaded memory is always pinned", quiet=(False, True)),
+    "cpu_offload_use_pin_memory": NoEffect("offload_optimizer.pin_memory decides", quiet=(False, True)),
     "save_muon_momentum_buffer_in_memory": NoEffect("momentum is never gathered", quiet=(False,)),
     "load_from_fp32_weights": Refused("optimizer masters are always loaded in fp32", off=(True,)),
     "legacy_stage1": Refused("DeepSpeed itself has removed it"),
-    "offload_optimizer": Feature(
-        Refused("offload is not supported yet"),
-        _names(_OFFLOAD_KEYS + " super_offload cpuadam_cores_perc"),
+    "offload_optimizer": Section(
+        {
+            **settings_of(OffloadOptimizerConfig),
+            **_OFFLOAD,
+            "super_offload": NoEffect("the host always steps while gradients arrive", quiet=(False,)),
+            "cpuadam_cores_perc": NoEffect(
+                "the host steps with this rank's share of the cores", quiet=(0.8,)
+            ),
+        }
     ),
-    "offload_param": Feature(Refused("offload is not supported yet"), _names(_OFFLOAD_KEYS)),
+    "offload_param": Section({**settings_of(OffloadParamConfig), **_OFFLOAD}),
     "cpu_offload": Renamed("zero_optimization.offload_optimizer"),
     "cpu_offload_param": Renamed("zero_optimization.offload_param"),
     "stage3_gather_fp16_weights_on_model_save": Renamed(

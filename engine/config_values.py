@@ -22,6 +22,7 @@ from dslaunch.engine.config_observe import (
 )
 
 DtypeName = Literal["fp32", "bf16", "fp16"]
+DEVICES = ("none", "cpu", "nvme")  # that state can be offloaded to
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,33 @@ class Stage3Config:
 
 
 @dataclass(frozen=True, slots=True)
+class OffloadOptimizerConfig:
+    """`zero_optimization.offload_optimizer`: optimizer states on the host, which steps them."""
+
+    device: str = setting("none", "cpu: keep and step optimizer states on the host", choices=DEVICES)
+    pin_memory: bool = setting(True, "pin what GPUs copy from and to")
+    ratio: float = setting(1.0, "the share of parameters that the host steps; the GPU steps the rest", low=0)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the host steps anything."""
+        return self.device == "cpu" and self.ratio > 0
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadParamConfig:
+    """`zero_optimization.offload_param`: the shards of parameters on the host."""
+
+    device: str = setting("none", "cpu: keep the shards of parameters on the host", choices=DEVICES)
+    pin_memory: bool = setting(True, "pin what GPUs copy from and to")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether shards live on the host."""
+        return self.device == "cpu"
+
+
+@dataclass(frozen=True, slots=True)
 class ZeroConfig:
     """How optimizer state, gradients and parameters are sharded; sizes in elements."""
 
@@ -78,6 +106,8 @@ class ZeroConfig:
     overlap_comm: bool = setting(True, "average buckets while backward still runs (DeepSpeed: stage 3 only)")
     stage3: Stage3Config = Stage3Config()
     leaf_module: LeafModules = LeafModules()
+    offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
+    offload_param: OffloadParamConfig = OffloadParamConfig()
 
 
 @dataclass(frozen=True, slots=True)

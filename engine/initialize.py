@@ -22,6 +22,7 @@ from dslaunch.engine.gather_order import GatherOrder
 from dslaunch.engine.gatherer import Gatherer, GatherLimits
 from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.lr_schedules import LrScheduler, build_scheduler
+from dslaunch.engine.offload import build_offload
 from dslaunch.engine.optimizer import ShardedOptimizer, StepPolicy
 from dslaunch.engine.param_groups import GroupPlan, ModelParameters, plan_groups
 from dslaunch.engine.parameter_offload import ParameterOffload
@@ -116,6 +117,14 @@ def _build_optimizer(
 ) -> ShardedOptimizer:
     # A script that ends its own accumulation says so by step(): nothing may leave before.
     overlap = settings.zero.overlap_comm and settings.managed_gradient_accumulation
+    zero = settings.zero
+    if zero.offload_param.is_on and not zero.offload_optimizer.is_on:
+        raise EngineError(
+            "offload_param without offload_optimizer: parameters on the host are stepped there",
+            'write "offload_optimizer": {"device": "cpu"}, or train without offload_param',
+        )
+    offload = build_offload(plan, placement, zero.offload_optimizer)
+    host_gradients = None if offload is None else offload.gradients
     reducer: GradientReducer
     if placement.sharding.gradients:
         reducer = ShardReducer(
@@ -123,13 +132,15 @@ def _build_optimizer(
             overlap,
             DTYPES[settings.grad_accum_dtype],
             _ignore if gatherer is None else gatherer.bucket_complete,
+            host_gradients,
         )
     else:
-        reducer = Reducer(placement.trained, placement.sharding, collectives.num_ranks(), overlap)
+        num_ranks = collectives.num_ranks()
+        reducer = Reducer(placement.trained, placement.sharding, num_ranks, overlap, host_gradients)
     scaler = LossScaler(settings.fp16) if settings.dtype == "fp16" else None
     skip = scaler is not None or settings.check_grad_overflow
     policy = StepPolicy(settings.gradient_clipping, skip, scaler)
-    return ShardedOptimizer(plan, placement.trained, placement.sharding, reducer, policy)
+    return ShardedOptimizer(plan, placement.trained, placement.sharding, reducer, policy, offload)
 
 
 def _build_gatherer(
@@ -138,7 +149,7 @@ def _build_gatherer(
     if not placement.sharded:
         return None
     config = settings.zero.stage3
-    order = GatherOrder(RankOrder(world, placement.sharded[0].param_shard.device).compare)
+    order = GatherOrder(RankOrder(world, placement.sharded[0].params.device).compare)
     limits = GatherLimits(config.prefetch_bucket_size, config.max_live_parameters)
     return Gatherer(model, placement.units, placement.sharded, order, limits)
 

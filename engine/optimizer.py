@@ -6,6 +6,10 @@ step(), in three phases:
   1. finish averaging the gradients (what the hooks sent during backward, and the rest);
   2. the global L2 norm from all shards, the clip factor, and whether the step can be applied at all;
   3. bucket by bucket: the rule on [S], then the start of its all-gather while the next one is being stepped.
+
+With `Offload` the states of most buckets are on the host, which steps them (see host_gradients and
+host_stepper). Gradients have then left during backward. Where nothing has to be known of all gradients before
+the first bucket may be stepped (no clipping, no look at whether they are finite), the host begins at once.
 """
 
 from __future__ import annotations
@@ -21,9 +25,12 @@ from dslaunch.engine import collectives
 from dslaunch.engine.buckets import Bucket, Sharding, ShardState
 from dslaunch.engine.collectives import Pending
 from dslaunch.engine.errors import EngineError
+from dslaunch.engine.host_gradients import HostGradients
+from dslaunch.engine.host_memory import host_empty
+from dslaunch.engine.host_stepper import HostStepper
 from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.ops.shard import Shard
-from dslaunch.engine.optimizer_rules import states_of, step_of, step_shards_
+from dslaunch.engine.optimizer_rules import WHOLE_TENSOR_RULES, AnyRule, states_of, step_of, step_shards_
 from dslaunch.engine.param_groups import GroupPlan
 from dslaunch.engine.parameter_offload import ParameterOffload
 from dslaunch.engine.reducer import GradientReducer
@@ -39,6 +46,28 @@ class StepPolicy:
     skip_nonfinite: bool  # leave out steps whose norm is inf or nan; costs one host read a step
     scaler: LossScaler | None = None  # fp16: what the gradients were multiplied by
 
+    @property
+    def is_eager(self) -> bool:
+        """Whether a bucket may be stepped before the gradients of all are known."""
+        return self.clipping == 0 and not self.skip_nonfinite
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offload:
+    """What steps the buckets that have a place on the host."""
+
+    buckets: Sequence[Bucket]
+    gradients: HostGradients
+    stepper: HostStepper
+
+    def begin(self, rules: Sequence[AnyRule], scale: torch.Tensor | None) -> None:
+        """Let the host step all of `buckets` that it has not begun with; `rules` by group."""
+        on_host = None if scale is None else scale.cpu()
+        for bucket in self.buckets:
+            rule = rules[bucket.spec.group]
+            assert not isinstance(rule, WHOLE_TENSOR_RULES)
+            self.stepper.begin(bucket, rule, on_host)
+
 
 class ShardedOptimizer(torch.optim.Optimizer):
     """The plan's rule on this rank's shard of every bucket; `param_groups` hold the model's own parameters.
@@ -53,8 +82,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         sharding: Sharding,
         reducer: GradientReducer,
         policy: StepPolicy,
+        offload: Offload | None = None,
     ) -> None:
         self.buckets = buckets
+        self.offload = offload
         self.sharding = sharding
         self.reducer = reducer
         self.policy = policy
@@ -67,6 +98,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.plan = plan  # how groups are stepped
         self._num_groups = len(plan.groups)
         self._norm: torch.Tensor | float | None = None
+        if offload is not None and policy.is_eager:
+            offload.gradients.on_leave = self._begin
         super().__init__(cast("list[dict[str, object]]", list(plan.groups)), {})
 
     @property
@@ -110,6 +143,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Forget all gradients of this step; `set_to_none` has no effect."""
+        if self.offload is not None and self.offload.stepper.has_begun:
+            raise EngineError(
+                "zero_grad() after backward: the host has begun to step with these gradients",
+                "call step(), or set gradient_clipping, which makes the host wait for step()",
+            )
         self.reducer.clear()
 
     def set_lr(self, lr: float) -> None:
@@ -125,7 +163,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Write the masters to the parameters, on all ranks. Collective."""
         pending = []
         for bucket, state in zip(self.buckets, self.shards, strict=True):
-            if state.master.dtype != bucket.params.dtype:
+            if bucket.has_master:
                 bucket.param_shard.copy_(state.master)
             pending += self._start_gather(bucket)
         for work in pending:
@@ -159,32 +197,38 @@ class ShardedOptimizer(torch.optim.Optimizer):
         )
 
     def _update(self, scale: torch.Tensor | None) -> None:
-        self.num_applied += 1
-        steps = [
-            step_of(self.plan.rule, self.plan.name, group, self.num_applied) for group in self.param_groups
-        ]
-        shards = [
-            Shard(
-                state.master,
-                tuple(state.states.values()),
-                _grad_of(bucket),
-                bucket.param_shard if state.master.dtype != bucket.params.dtype else None,
-            )
-            for bucket, state in zip(self.buckets, self.shards, strict=True)
-        ]
-        sums = measured(steps, self.buckets, shards, scale, self.sharding.num_shards > 1)
+        number = self.num_applied + 1
+        rules = [step_of(self.plan.rule, self.plan.name, group, number) for group in self.param_groups]
+        self.num_applied = number
+        own = [bucket for bucket in self.buckets if bucket.host is None]
         pending = []
-        for number, (bucket, shard) in enumerate(zip(self.buckets, shards, strict=True)):
-            rule = steps[bucket.spec.group]
+        if self.offload is not None:
+            self.offload.begin(rules, scale)
+        shards = [_shard_of(bucket) for bucket in own]
+        sums = measured(rules, own, shards, scale, self.sharding.num_shards > 1)
+        for index, (bucket, shard) in enumerate(zip(own, shards, strict=True)):
+            rule = rules[bucket.spec.group]
             if isinstance(rule, LambRule):
-                rule.apply(bucket, shard, sums[number])
+                rule.apply(bucket, shard, sums[index])
             elif isinstance(rule, MuonRule):
                 rule.apply(bucket, shard, scale)
             else:
                 step_shards_(rule, [shard], scale)
             pending += self._start_gather(bucket)
+        if self.offload is not None:
+            for bucket in self.offload.buckets:
+                self.offload.stepper.publish(bucket)
+                pending += self._start_gather(bucket)
         for work in pending:
             work.wait()
+
+    def _begin(self, bucket: Bucket) -> None:
+        """Step one bucket ahead of `step`, with the hyperparameters as they are now."""
+        assert self.offload is not None
+        group = self.param_groups[bucket.spec.group]
+        rule = step_of(self.plan.rule, self.plan.name, group, self.num_applied + 1)
+        assert not isinstance(rule, WHOLE_TENSOR_RULES)
+        self.offload.stepper.begin(bucket, rule, None)
 
     def _start_gather(self, bucket: Bucket) -> list[Pending]:
         """Start giving every rank the new parameters, unless they are only gathered when needed."""
@@ -194,12 +238,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _global_norm(self) -> torch.Tensor:
         """L2 norm over all shards in fp32, a scalar on the device; padding is zero and adds nothing."""
-        norms = [torch.linalg.vector_norm(_grad_of(bucket), dtype=torch.float32) for bucket in self.buckets]
-        squares = torch.stack(norms).square().sum()
+        squares = torch.stack([self._bucket_norm(bucket) for bucket in self.buckets]).square().sum()
         if self.sharding.num_shards > 1:
             collectives.all_reduce_sum(squares)
         norm = squares.sqrt()
         return norm if self.policy.scaler is None else norm / self.policy.scaler.scale
+
+    def _bucket_norm(self, bucket: Bucket) -> torch.Tensor:
+        if self.offload is not None and bucket.host is not None:
+            return self.offload.gradients.norm(bucket)
+        norm: torch.Tensor = torch.linalg.vector_norm(bucket.mean_grad, dtype=torch.float32)
+        return norm
 
     def _gradient_scale(self, norm: torch.Tensor) -> torch.Tensor | None:
         """What gradients are multiplied by: 1 / loss scale / max(1, (norm + 1e-6) / clipping)."""
@@ -210,15 +259,24 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return scale if scaler is None else scale / scaler.scale
 
 
-def _grad_of(bucket: Bucket) -> torch.Tensor:
-    assert bucket.grad_shard is not None
-    return bucket.grad_shard
+def _shard_of(bucket: Bucket) -> Shard:
+    assert bucket.state is not None
+    out = bucket.param_shard if bucket.has_master else None
+    return Shard(bucket.state.master, tuple(bucket.state.states.values()), bucket.mean_grad, out)
 
 
 def _new_state(bucket: Bucket, plan: GroupPlan) -> ShardState:
-    own = bucket.param_shard  # fp32 parameters are their own masters
-    master = own if own.dtype == torch.float32 else own.float()
+    """Fp32 parameters are their own masters where both are kept on the same side."""
+    master = own = bucket.param_shard
+    on_host, fp32 = bucket.host is not None, own.dtype == torch.float32
+    if on_host and not (bucket.is_kept_on_host and fp32):
+        master = host_empty(own.numel(), torch.float32).copy_(own.cpu())
+    elif not on_host and (bucket.is_kept_on_host or not fp32):
+        master = own.to(bucket.params.device, torch.float32)
     starts = states_of(plan.rule, plan.name, plan.groups[bucket.spec.group])
-    return ShardState(
-        master, {name: torch.full_like(master, start) for name, start in starts.items()}, starts
-    )
+    new = _host_like if on_host else torch.empty_like
+    return ShardState(master, {name: new(master).fill_(start) for name, start in starts.items()}, starts)
+
+
+def _host_like(master: torch.Tensor) -> torch.Tensor:
+    return host_empty(master.numel(), master.dtype)

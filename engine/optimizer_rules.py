@@ -24,6 +24,8 @@ from dslaunch.engine.optimizer_torch import TorchStep, torch_states
 from dslaunch.engine.whole_tensors import LambRule, MuonRule
 
 Group = Mapping[str, object]
+AnyRule = Rule | TorchStep | LambRule | MuonRule
+WHOLE_TENSOR_RULES = (LambRule, MuonRule)
 
 
 def states_of(rule: RuleName, name: str, group: Group) -> dict[str, float]:
@@ -46,7 +48,12 @@ def states_of(rule: RuleName, name: str, group: Group) -> dict[str, float]:
             return dict.fromkeys(torch_states(name, group), 0.0)
 
 
-def step_of(rule: RuleName, name: str, group: Group, step: int) -> Rule | TorchStep | LambRule | MuonRule:
+def is_elementwise(rule: RuleName, group: Group) -> bool:
+    """Whether the group's shards can be stepped without a look beyond them."""
+    return rule != "lamb" and not (rule == "muon" and group["use_muon"])
+
+
+def step_of(rule: RuleName, name: str, group: Group, step: int) -> AnyRule:
     """Optimizer step `step` (from 1) with the group's hyperparameters as they are now."""
     match rule:
         case "lamb":
@@ -87,10 +94,11 @@ def step_shards_(
     shards: Sequence[Shard],
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
+    num_threads: int | None = None,
 ) -> None:
     """`ops.step.step_`; rules that have no kernel anywhere go through torch.optim."""
     if not isinstance(rule, TorchStep):
-        step_(rule, shards, grad_scale, found_inf)
+        step_(rule, shards, grad_scale, found_inf, num_threads)
     elif found_inf is None or not found_inf.item():
         for shard in shards:
             rule.apply(shard, grad_scale)

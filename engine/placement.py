@@ -16,9 +16,16 @@ from dslaunch.engine.batch import World
 from dslaunch.engine.buckets import Bucket, Sharding, build_resident, home_of, shape_of
 from dslaunch.engine.config_values import EngineConfig, Stage3Config
 from dslaunch.engine.errors import EngineError
+from dslaunch.engine.lanes import lane_of
 from dslaunch.engine.layout import RESIDENT, Layout, ParamSpec, plan_layout
 from dslaunch.engine.param_groups import ParamGroup
-from dslaunch.engine.sharded import ShardedBucket, build_sharded, give_surface, sharded_bucket_of
+from dslaunch.engine.sharded import (
+    HostHome,
+    ShardedBucket,
+    build_sharded,
+    give_surface,
+    sharded_bucket_of,
+)
 from dslaunch.engine.units import Unit, UnitRules, find_units, leaf_rule
 
 # Buckets no larger than this leave early enough to overlap with backward, and are large enough for full
@@ -36,7 +43,7 @@ class Placement:
     sharding: Sharding
     trained: Sequence[Bucket]  # in the order in which backward completes them
     frozen: Sequence[ShardedBucket]
-    units: Sequence[Unit]  # of stage 3 on several ranks, else none
+    units: Sequence[Unit]  # of stage 3 on several ranks or with offload_param, else none
 
     @property
     def sharded(self) -> list[ShardedBucket]:
@@ -63,14 +70,18 @@ def place(
     group_of = _group_of(named, groups)
     stage = settings.zero.stage
     shards = world.size if stage >= 1 else 1
-    sharding = Sharding(shards, world.rank if shards > 1 else 0, gradients=stage >= 2 and shards > 1)
+    host_home = host_home_of(settings, device)
+    gathers = stage == 3 and (shards > 1 or host_home is not None)
+    sharding = Sharding(
+        shards, world.rank if shards > 1 else 0, gradients=gathers or (stage >= 2 and shards > 1)
+    )
     units: list[Unit] = []
-    if stage == 3 and shards > 1:
+    if gathers:
         numel = {id(param): shape_of(param).numel() for param in named.values()}
         rules = UnitRules(leaf_rule(settings.zero.leaf_module), lambda param: numel[id(param)])
         units = find_units(model, rules)
     specs = _specs(named, group_of, _unit_of(named, units, settings.zero.stage3), settings)
-    trained, frozen = _build(specs, named, sharding, settings, device)
+    trained, frozen = _build(specs, named, sharding, settings, device, host_home)
     _gather_what_init_sharded(named.values(), {id(p) for b in (*trained, *frozen) for p in b.members})
     _move_the_rest(model, named, settings, device)
     if stage == 3:
@@ -79,22 +90,34 @@ def place(
     return Placement(sharding, trained, frozen, units)
 
 
+def host_home_of(settings: EngineConfig, device: torch.device) -> HostHome | None:
+    """Where shards of parameters go under offload_param; None: they stay on `device`."""
+    offload = settings.zero.offload_param
+    return HostHome(lane_of(device), offload.pin_memory) if offload.is_on else None
+
+
 def _build(
     specs: Sequence[ParamSpec],
     named: Mapping[str, torch.nn.Parameter],
     sharding: Sharding,
     settings: EngineConfig,
     device: torch.device,
+    host_home: HostHome | None,
 ) -> tuple[list[Bucket], list[ShardedBucket]]:
     cap = min(settings.zero.reduce_bucket_size, OVERLAP_BUCKET_NUMEL)
     grad_dtype = DTYPES[settings.grad_accum_dtype]
     trained: list[Bucket] = []
     for spec in _plan([spec for spec in specs if spec.group != FROZEN], sharding, cap).buckets:
-        build = build_resident if spec.unit == RESIDENT else build_sharded
-        trained.append(build(spec, [named[slot.name] for slot in spec.slots], sharding, device, grad_dtype))
+        members = [named[slot.name] for slot in spec.slots]
+        if spec.unit == RESIDENT:
+            trained.append(build_resident(spec, members, sharding, device, grad_dtype))
+        else:
+            trained.append(build_sharded(spec, members, sharding, device, grad_dtype, host_home))
+        if settings.zero.offload_optimizer.is_on:
+            trained[-1].free_grads()  # until the first backward
     sleeping = [spec for spec in specs if spec.group == FROZEN and spec.unit != RESIDENT]
     frozen = [
-        build_sharded(spec, [named[slot.name] for slot in spec.slots], sharding, device, None)
+        build_sharded(spec, [named[slot.name] for slot in spec.slots], sharding, device, None, host_home)
         for spec in _plan(sleeping, sharding, cap).buckets
     ]
     return trained, frozen

@@ -20,6 +20,7 @@ from dslaunch.engine import collectives
 from dslaunch.engine.buckets import Bucket, Sharding
 from dslaunch.engine.collectives import Pending
 from dslaunch.engine.errors import EngineError
+from dslaunch.engine.host_gradients import HostGradients
 
 
 class GradientReducer(Protocol):
@@ -45,16 +46,27 @@ class GradientReducer(Protocol):
 
 
 class Reducer:
-    """Owns the hooks and the collectives in flight. Without `overlap` no bucket leaves before `finish`."""
+    """Owns the hooks and the collectives in flight. Without `overlap` no bucket leaves before `finish`.
 
-    def __init__(self, buckets: Sequence[Bucket], sharding: Sharding, num_ranks: int, overlap: bool) -> None:
+    Buckets that the host steps go on to `host_gradients` at once, and are then no longer here.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        sharding: Sharding,
+        num_ranks: int,
+        overlap: bool,
+        host_gradients: HostGradients | None = None,
+    ) -> None:
         self.armed = False  # the engine sets it: the next backward is the last of this optimizer step
         self._buckets = buckets
         self._num_ranks = num_ranks
         self._sharded = sharding.num_shards > 1
-        self._overlap = overlap and num_ranks > 1
+        self._host_gradients = host_gradients
+        self._overlap = overlap and (num_ranks > 1 or host_gradients is not None)
         self._missing = [len(bucket.members) for bucket in buckets]
-        self._in_flight: list[Pending] = []  # of buckets [0, len)
+        self._in_flight: list[Pending | None] = []  # of buckets [0, len); None: there is nothing to wait for
         self._finished = False  # everything of this step has been averaged
         self._filled = [False] * len(buckets)  # whether the bucket holds gradients of this step
         self._handles = [
@@ -91,13 +103,17 @@ class Reducer:
             bucket.check_in_place()
         for number in range(len(self._in_flight), len(self._buckets)):
             self._adopt(number)
-            if self._num_ranks > 1:
-                self._in_flight.append(self._send(self._buckets[number]))
+            self._send_next()
         for pending in self._in_flight:
-            pending.wait()
+            if pending is not None:
+                pending.wait()
+        if self._host_gradients is not None:
+            self._host_gradients.finish()
 
     def clear(self) -> None:
         """Forget all gradients and what was in flight."""
+        if self._host_gradients is not None:
+            self._host_gradients.forget()
         for bucket in self._buckets:
             for param in bucket.members:
                 param.grad = None
@@ -126,7 +142,7 @@ class Reducer:
 
     def _count_down(self, number: int, name: str) -> None:
         if number < len(self._in_flight):
-            raise _arrived_twice(name)
+            raise arrived_twice(name)
         self._missing[number] -= 1
         if self._missing[number] == 0:
             self._adopt(number)
@@ -163,18 +179,30 @@ class Reducer:
 
     def _send_ready(self) -> None:
         while len(self._in_flight) < len(self._buckets) and self._missing[len(self._in_flight)] <= 0:
-            self._in_flight.append(self._send(self._buckets[len(self._in_flight)]))
+            self._send_next()
 
-    def _send(self, bucket: Bucket) -> Pending:
+    def _send_next(self) -> None:
+        bucket = self._buckets[len(self._in_flight)]
+        pending = self._send(bucket)
+        if self._host_gradients is not None and bucket.host is not None:
+            self._host_gradients.leave(bucket, pending)
+            pending = None
+        self._in_flight.append(pending)
+
+    def _send(self, bucket: Bucket) -> Pending | None:
         assert bucket.grads is not None
         assert bucket.grad_shard is not None
+        if self._num_ranks == 1:
+            return None
         if self._sharded:
             return collectives.reduce_scatter_mean(bucket.grads, bucket.grad_shard)
         return collectives.all_reduce_mean(bucket.grads)
 
 
-def _arrived_twice(name: str) -> EngineError:
+def arrived_twice(name: str) -> EngineError:
+    """The error where a gradient comes too late for this step."""
     return EngineError(
-        f"the gradient of {name} arrived again after its bucket had been averaged over the ranks",
+        f"the gradient of {name} arrived again after its bucket had been averaged over the ranks or had left "
+        "for the host",
         "call backward once per step on the sum of losses, or set zero_optimization.overlap_comm to false",
     )

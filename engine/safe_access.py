@@ -59,7 +59,7 @@ def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     home = _must_be_trained(param)
     optimizer = _optimizer(home)
     optimizer.reducer.finish()
-    _scatter(home, _grad(home), value * optimizer.loss_scale)
+    _scatter(home, _edited_grad(home), value * optimizer.loss_scale)
 
 
 def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
@@ -90,7 +90,7 @@ def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     home = _must_be_trained(param)
     optimizer = _optimizer(home)
     optimizer.reducer.finish()
-    _local(home, _grad(home)).copy_(value.reshape(-1) * optimizer.loss_scale)
+    _local(home, _edited_grad(home)).copy_(value.reshape(-1) * optimizer.loss_scale)
 
 
 def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
@@ -139,8 +139,20 @@ def _state(home: Home, key: str) -> torch.Tensor:
 
 
 def _grad(home: Home) -> torch.Tensor:
-    assert home.bucket.grad_shard is not None
-    return home.bucket.grad_shard
+    return home.bucket.mean_grad
+
+
+def _edited_grad(home: Home) -> torch.Tensor:
+    """The gradient, about to be written."""
+    optimizer = _optimizer(home)
+    if optimizer.offload is not None and optimizer.offload.stepper.has_begun:
+        raise EngineError(
+            "gradients cannot be set: the host has begun to step with them",
+            "set gradient_clipping, which makes the host wait for step()",
+        )
+    if home.bucket.host is not None:
+        home.bucket.host.edited = True
+    return home.bucket.mean_grad
 
 
 def _local(home: Home, flat: torch.Tensor) -> torch.Tensor:
@@ -152,8 +164,8 @@ def _local(home: Home, flat: torch.Tensor) -> torch.Tensor:
 def _collect(home: Home, flat: torch.Tensor) -> torch.Tensor:
     """The whole parameter's elements out of every rank's `flat` [S], in the parameter's shape."""
     part, of_member = home.bucket.parts(home.index)
-    whole = torch.zeros(home.shape.numel(), dtype=torch.float32, device=flat.device)
-    whole[of_member] = flat[part].float()
+    whole = torch.zeros(home.shape.numel(), dtype=torch.float32, device=home.bucket.params.device)
+    whole[of_member] = flat[part].to(whole)
     if _is_sharded(home):
         collectives.all_reduce_sum(whole)
     return whole.view(home.shape)
@@ -176,7 +188,7 @@ def _scatter(home: Home, flat: torch.Tensor, value: torch.Tensor) -> slice:
 def _publish(home: Home, part: slice) -> None:
     """Round the master into the parameter's shard; whole parameters are gathered anew."""
     bucket = home.bucket
-    bucket.param_shard[part] = _master(home)[part].to(bucket.param_shard.dtype)
+    bucket.param_shard[part] = _master(home)[part].to(bucket.param_shard)
     _optimizer(home).republish(bucket)
 
 

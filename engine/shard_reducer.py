@@ -6,7 +6,8 @@ last gradient has arrived, one fused copy brings them into one of IN_FLIGHT buff
 reduce-scattered; what arrives is added to the bucket's accumulated shard [S] before that buffer is used
 again. So no more than IN_FLIGHT buffers of the largest bucket exist beside the shards, and nothing but the
 buffer about to be reused is waited for. Buckets that stay incomplete (unused parameters) leave when the
-round is closed: after backward, before the next forward or by `finish`.
+round is closed: after backward, before the next forward or by `finish`. Shards that the host steps go on to
+HostGradients in the last round of a step, and the others of them by `finish`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import torch
 from dslaunch.engine import collectives
 from dslaunch.engine.buckets import Bucket, member_views
 from dslaunch.engine.collectives import Pending
+from dslaunch.engine.host_gradients import HostGradients
+from dslaunch.engine.reducer import arrived_twice
 
 IN_FLIGHT = 2
 
@@ -27,9 +30,10 @@ IN_FLIGHT = 2
 class _Arriving(NamedTuple):
     """A reduce-scatter on its way to `bucket`; `into` is the bucket's own shard or added to it."""
 
-    pending: Pending
+    pending: Pending | None  # None on one rank: it is there
     bucket: Bucket
     into: torch.Tensor  # [S]
+    is_last: bool  # of this step, so that the shard can leave for the host
 
 
 class ShardReducer:
@@ -41,8 +45,11 @@ class ShardReducer:
         overlap: bool,
         grad_dtype: torch.dtype,
         on_complete: Callable[[Bucket], None],
+        host_gradients: HostGradients | None = None,
     ) -> None:
-        self.armed = False  # has no meaning here: every round reduces
+        self.armed = False  # every round reduces; in the last one of a step, shards go on to the host
+        self._host_gradients = host_gradients
+        self._sent_last = [False] * len(buckets)
         self._buckets = buckets
         self._overlap = overlap
         self._dtype = grad_dtype
@@ -63,8 +70,8 @@ class ShardReducer:
 
     @property
     def has_sent(self) -> bool:
-        """Never: another backward pass is another round."""
-        return False
+        """Whether shards have left for the host; else another backward pass is another round."""
+        return any(self._sent_last)
 
     def after_backward(self) -> None:
         """Close the round if gradients have arrived in it."""
@@ -87,10 +94,19 @@ class ShardReducer:
         if self._open or any(self._fresh):
             self.close_round()
         self._drain()
+        if self._host_gradients is not None:
+            for number, bucket in enumerate(self._buckets):
+                if bucket.host is not None and not self._sent_last[number]:
+                    self._sent_last[number] = True
+                    self._host_gradients.leave(bucket)
+            self._host_gradients.finish()
 
     def clear(self) -> None:
         """Forget all gradients; whatever arrives next is the first of a step."""
         self._drain()
+        if self._host_gradients is not None:
+            self._host_gradients.forget()
+        self._sent_last = [False] * len(self._buckets)
         for bucket in self._buckets:
             for param in bucket.members:
                 param.grad = None
@@ -127,16 +143,26 @@ class ShardReducer:
     def _send(self, number: int) -> None:
         bucket = self._buckets[number]
         assert bucket.grad_shard is not None
+        if self._sent_last[number]:
+            raise arrived_twice(bucket.spec.slots[0].name)
+        is_last = self._overlap and self.armed and bucket.host is not None
+        self._sent_last[number] = is_last
         slot = self._num_sent % IN_FLIGHT
         self._num_sent += 1
         self._settle(slot)
         self._fill(slot, number)
         into = bucket.grad_shard
-        if not self._fresh[number]:
+        if self._fresh[number]:
+            bucket.hold_grads()
+        else:
             into = torch.empty_like(into)
         self._fresh[number] = False
-        pending = collectives.reduce_scatter_mean(self._buffers[slot][: bucket.spec.numel], into)
-        self._arriving[slot] = _Arriving(pending, bucket, into)
+        buffer, pending = self._buffers[slot][: bucket.spec.numel], None
+        if collectives.num_ranks() == 1:
+            into.copy_(buffer)
+        else:
+            pending = collectives.reduce_scatter_mean(buffer, into)
+        self._arriving[slot] = _Arriving(pending, bucket, into, is_last)
         self._next = number + 1
 
     def _fill(self, slot: int, number: int) -> None:
@@ -144,7 +170,7 @@ class ShardReducer:
         bucket = self._buckets[number]
         if not self._buffers:
             largest = max(bucket.spec.numel for bucket in self._buckets)
-            device = bucket.param_shard.device
+            device = bucket.params.device
             self._buffers = [torch.empty(largest, dtype=self._dtype, device=device) for _ in range(IN_FLIGHT)]
         buffer = self._buffers[slot][: bucket.spec.numel]
         views = self._views.get((slot, number))
@@ -165,10 +191,13 @@ class ShardReducer:
         if arriving is None:
             return
         self._arriving[slot] = None
-        arriving.pending.wait()
+        if arriving.pending is not None:
+            arriving.pending.wait()
         assert arriving.bucket.grad_shard is not None
         if arriving.into is not arriving.bucket.grad_shard:
             arriving.bucket.grad_shard.add_(arriving.into)
+        if arriving.is_last and self._host_gradients is not None:
+            self._host_gradients.leave(arriving.bucket)
 
     def _drain(self) -> None:
         for slot in range(IN_FLIGHT):

@@ -6,6 +6,7 @@ empties its storage, gathering fills it again. Autograd may have saved views of 
 they see the new values, and hold no memory meanwhile. A released member's own `.data` is a tensor of shape
 [0], so that whoever touches it gets an error and not freed memory. Allocation, use and release all happen on
 the compute stream, and the collective's stream waits for what was enqueued before it: no record_stream.
+Shards that are offloaded live in pinned memory of the host and come by a lane of their own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 
@@ -21,6 +23,8 @@ from dslaunch.engine import collectives
 from dslaunch.engine.buckets import Bucket, Sharding, flatten, home_of, settle
 from dslaunch.engine.collectives import Pending
 from dslaunch.engine.errors import EngineError
+from dslaunch.engine.host_memory import host_empty, pinned_empty
+from dslaunch.engine.lanes import Lane, Mark, Waitable
 from dslaunch.engine.layout import BucketSpec
 
 
@@ -39,7 +43,8 @@ class ShardedBucket(Bucket):
     views: tuple[torch.Tensor, ...] = ()  # the members in `params`
     empty: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # what released members point at
     status: ZeroParamStatus = ZeroParamStatus.AVAILABLE
-    pending: Pending | None = None
+    pending: Waitable | None = None
+    lane: Lane | None = None  # what brings the shard to the device; None: it is there
     version: int = 0  # of `params`, for autograd
     num_holders: int = 0  # GatheredParameters contexts that keep it gathered
 
@@ -48,7 +53,9 @@ class ShardedBucket(Bucket):
         if self.status is not ZeroParamStatus.NOT_AVAILABLE:
             return
         self.params.untyped_storage().resize_(self.params.numel() * self.params.element_size())
-        if collectives.num_ranks() == 1:
+        if self.lane is not None:
+            self.pending = self._start_fetch(self.lane)
+        elif collectives.num_ranks() == 1:
             self.params.copy_(self.param_shard)
         else:
             self.pending = collectives.all_gather(self.params, self.param_shard)
@@ -86,10 +93,43 @@ class ShardedBucket(Bucket):
         self.params.untyped_storage().resize_(0)
         self._mark(ZeroParamStatus.NOT_AVAILABLE)
 
+    def _start_fetch(self, lane: Lane) -> Waitable:
+        """Bring the shard to the device beside the compute, then gather from there."""
+        own, gathering = self.params[self.own], list[Pending]()
+
+        def fetch() -> None:
+            own.copy_(self.param_shard, non_blocking=True)
+            if collectives.num_ranks() > 1:
+                gathering.append(collectives.all_gather(self.params, own))
+
+        # What compute has been told so far includes whatever used this memory before.
+        mark = lane.run(fetch, lane.fence())
+        return _Fetch(mark, gathering)
+
     def _mark(self, status: ZeroParamStatus) -> None:
         self.status = status
         for param in self.members:
             param.ds_status = status  # type: ignore[attr-defined]
+
+
+class _Fetch(NamedTuple):
+    """A shard on its way to the device, and the gather that starts from there."""
+
+    mark: Mark
+    gathering: list[Pending]  # empty on one rank, and while a lazy lane has not run
+
+    def wait(self) -> None:
+        self.mark.wait()
+        for pending in self.gathering:
+            pending.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class HostHome:
+    """Where the shards of parameters live that are offloaded."""
+
+    lane: Lane
+    pin: bool
 
 
 def build_sharded(
@@ -98,6 +138,7 @@ def build_sharded(
     sharding: Sharding,
     device: torch.device,
     grad_dtype: torch.dtype | None,
+    host_home: HostHome | None = None,
 ) -> ShardedBucket:
     """Shard the members (whole, or sharded by zero.Init) with rank 0's values; `grad_dtype` None: frozen.
 
@@ -106,10 +147,11 @@ def build_sharded(
     params, views, shapes = flatten(spec, members, device)
     own = spec.shard(sharding.num_shards, sharding.index)
     where = slice(own.start, own.stop)
-    shard = params[where].clone()
+    shard = params[where].clone() if host_home is None else _on_host(params[where], host_home)
     bucket = ShardedBucket(
         spec, tuple(members), shapes, where, params, shard, views=views, empty=params.new_empty(0)
     )
+    bucket.lane = None if host_home is None else host_home.lane
     if grad_dtype is not None:
         bucket.grad_shard = torch.zeros(len(own), dtype=grad_dtype, device=device)
     settle(bucket)
@@ -118,6 +160,11 @@ def build_sharded(
     bucket.version = params._version
     bucket.release()
     return bucket
+
+
+def _on_host(shard: torch.Tensor, host_home: HostHome) -> torch.Tensor:
+    new = pinned_empty if host_home.pin else host_empty
+    return new(shard.numel(), shard.dtype).copy_(shard)
 
 
 def sharded_bucket_of(param: torch.Tensor) -> ShardedBucket | None:

@@ -20,17 +20,19 @@ from dslaunch.engine.config import load_config
 from dslaunch.engine.config_source import ConfigInput
 from dslaunch.engine.distributed import current_world, init_distributed, use_device
 from dslaunch.engine.errors import EngineError
+from dslaunch.engine.lanes import lane_of
 from dslaunch.engine.layout import ParamSpec, plan_layout
-from dslaunch.engine.placement import DTYPES, FROZEN
-from dslaunch.engine.sharded import build_sharded
+from dslaunch.engine.placement import DTYPES, FROZEN, host_home_of
+from dslaunch.engine.sharded import HostHome, build_sharded
 
 
 class Init:
     """Shard the parameters of every module built inside the `with` block; or of `module`, at once.
 
     `dtype` (or the config's bf16 and fp16 sections) is what parameters are made in. `enabled` false makes
-    the context empty. The remaining arguments are DeepSpeed's: `remote_device` other than the training
-    device, and `mpu`, are refused; the others have no effect.
+    the context empty. Shards live on the host with `remote_device="cpu"` or the config's offload_param,
+    pinned as `pin_memory` or that says. The remaining arguments are DeepSpeed's: `mpu` is refused, the others
+    have no effect.
     """
 
     _active: Init | None = None
@@ -58,12 +60,16 @@ class Init:
         if not enabled:
             return
         given = config_dict_or_path if config_dict_or_path is not None else config
-        if dtype is None and given is not None:
-            dtype = DTYPES[load_config(given).dtype]
+        settings = None if given is None else load_config(given)
+        if dtype is None and settings is not None:
+            dtype = DTYPES[settings.dtype]
         self._dtype = dtype
         init_distributed()
         self._world = current_world()
         self._device = use_device(self._world)
+        self._host_home = None if settings is None else host_home_of(settings, self._device)
+        if remote_device == "cpu" and self._host_home is None:
+            self._host_home = HostHome(lane_of(self._device), pin_memory)
         if module is not None:
             for owner in module.modules():
                 self._shard(owner)
@@ -132,7 +138,8 @@ class Init:
     def _shard_one(self, name: str, param: torch.nn.Parameter) -> None:
         spec = ParamSpec(name, param.numel(), FROZEN, str(param.dtype).removeprefix("torch."), unit=0)
         bucket = plan_layout([spec], self._world.size, param.numel()).buckets[0]
-        build_sharded(bucket, [param], Sharding(self._world.size, self._world.rank), self._device, None)
+        sharding = Sharding(self._world.size, self._world.rank)
+        build_sharded(bucket, [param], sharding, self._device, None, self._host_home)
 
 
 def _subclasses(kind: type[torch.nn.Module]) -> Iterator[type[torch.nn.Module]]:

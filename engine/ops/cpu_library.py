@@ -49,7 +49,8 @@ class CpuLibrary:
         if control.found_inf is not None and control.found_inf.item():
             return
         scalars = rule.scalars()
-        call, entries = _call(batch, 1.0 if control.grad_scale is None else float(control.grad_scale))
+        scale = 1.0 if control.grad_scale is None else float(control.grad_scale)
+        call, entries = _call(batch, scale, control.num_threads)
         call.scalars = ctypes.addressof(scalars)
         if getattr(self._library, f"dslaunch_{rule.kernel}")(ctypes.byref(call)) != 0:
             raise MemoryError("no memory for the partial sums of an optimizer step")
@@ -67,7 +68,9 @@ class CpuLibrary:
         return torch.tensor(total.value, dtype=torch.float64)
 
 
-def _call(batch: Batch, scale: float) -> tuple[CpuCall, ctypes.Array[ctypes.c_int64]]:
+def _call(
+    batch: Batch, scale: float, num_threads: int | None = None
+) -> tuple[CpuCall, ctypes.Array[ctypes.c_int64]]:
     words = batch.words
     kind = ctypes.c_int64 * len(words)
     entries = kind.from_buffer(words) if isinstance(words, array) else kind(*words)
@@ -78,6 +81,6 @@ def _call(batch: Batch, scale: float) -> tuple[CpuCall, ctypes.Array[ctypes.c_in
         grad_scale=scale,
         grad_dtype=DTYPE_CODES[batch.grad_dtype],
         out_dtype=DTYPE_CODES[batch.param_dtype],
-        num_threads=torch.get_num_threads() if numel > _SERIAL_NUMEL else 1,
+        num_threads=(num_threads or torch.get_num_threads()) if numel > _SERIAL_NUMEL else 1,
     )
     return call, entries

@@ -58,6 +58,7 @@ class Control:
     # For steps in CUDA graphs: fp32 scalars on the device that take the place of the rule's `step` and `lr`.
     counter: torch.Tensor | None = None  # counts applied steps, and is counted up by this one
     lr: torch.Tensor | None = None
+    num_threads: int | None = None  # of a step on CPUs; None: torch's
 
 
 class Rule(Protocol):

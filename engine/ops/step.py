@@ -18,16 +18,18 @@ def step_(
     shards: Sequence[Shard],
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
+    num_threads: int | None = None,
 ) -> None:
     """One step in place on all `shards`, which are on one device and of the same dtypes.
 
     Gradients are multiplied by `grad_scale` (fp32 scalar tensor on that device; None is 1). Where `found_inf`
     (likewise) is not 0, nothing is changed. On GPUs neither is read by the host.
+    `num_threads` is for CPUs; None: as many as torch has.
     """
     if not shards:
         return
     if (backend := backends.of(shards[0].master.device)) is not None and all(s.is_plain() for s in shards):
-        backend.step(rule, batch_of(shards), Control(grad_scale, found_inf))
+        backend.step(rule, batch_of(shards), Control(grad_scale, found_inf, num_threads=num_threads))
     else:
         reference_step(rule, shards, grad_scale, found_inf)
 

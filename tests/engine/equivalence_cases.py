@@ -37,6 +37,7 @@ class Case:
     adam_w: bool = True
     zero: dict[str, object] = field(default_factory=dict)
     grad_accum: str | None = None
+    check_overflow: bool = True  # of bf16
 
     @property
     def dtype(self) -> torch.dtype:
@@ -147,7 +148,7 @@ def config_of(case: Case, world: int) -> dict[str, object]:
         "train_batch_size": GLOBAL_BATCH,
         "gradient_accumulation_steps": case.accumulation,
         "gradient_clipping": case.clipping,
-        "bf16": {"enabled": case.bf16},
+        "bf16": {"enabled": case.bf16, "check_grad_overflow": case.check_overflow},
         "fp16": {"enabled": case.fp16, "initial_scale_power": 8},
         "zero_optimization": {"stage": case.stage, **case.zero},
         "log_level": "error",

@@ -162,9 +162,32 @@ GOLDEN = [
         "write one of these",
     ),
     (
-        {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
-        "zero_optimization.offload_optimizer: {'device': 'cpu'} is refused: offload is not supported yet",
-        "remove the key",
+        {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}},
+        "zero_optimization.offload_optimizer needs ZeRO stage 1 or higher but got 0",
+        "write stage 1",
+    ),
+    (
+        {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+        "zero_optimization.offload_param.device: 'nvme' is not supported: every step would move 24 bytes a "
+        "parameter through the disk, 4 s for a billion parameters on a fast one",
+        "write cpu, and share the states among more ranks where a host's memory is short",
+    ),
+    (
+        {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu", "ratio": 1.5}}},
+        "zero_optimization.offload_optimizer.ratio: expects at most 1 but got 1.5",
+        "write 1",
+    ),
+    (
+        {
+            "zero_optimization": {
+                "stage": 3,
+                "offload_optimizer": {"device": "cpu", "ratio": 0.5},
+                "offload_param": {"device": "cpu"},
+            }
+        },
+        "zero_optimization.offload_optimizer.ratio: with offload_param the host steps everything, but got "
+        "0.5",
+        "write 1, or remove offload_param",
     ),
     (
         {"gradient_clipping": -1},

@@ -1,0 +1,204 @@
+"""Runs on the ranks: training with and without offload, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from equivalence_cases import (
+    FEATURES,
+    GLOBAL_BATCH,
+    NUM_STEPS,
+    Case,
+    Net,
+    config_of,
+    full_state,
+    groups_of,
+    loss_of,
+    ranks_agree,
+    train_with_engine,
+)
+
+import dslaunch.engine as deepspeed
+from dslaunch.engine import safe_access
+
+OPTIMIZER: dict[str, object] = {"offload_optimizer": {"device": "cpu"}}
+
+
+def data_of(seed: int, device: str = "cpu") -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(NUM_STEPS, GLOBAL_BATCH, FEATURES, generator=generator).to(device)
+
+
+def train(case: Case, seed: int, device: str = "cpu") -> tuple[deepspeed.Engine, list[object]]:
+    """The engine and everything that came of it."""
+    torch.manual_seed(seed)
+    losses, norms, engine = train_with_engine(Net(case.model).to(device), case, data_of(seed, device))
+    states = {kind: full_state(engine, kind) for kind in ("master", "exp_avg", "exp_avg_sq")}
+    return engine, [losses, norms, copy.deepcopy(states)]
+
+
+def run(cases: list[Case], seed: int) -> dict[str, list[str]]:
+    """What differs from the same training without offload, by case."""
+    found: dict[str, list[str]] = {}
+    for case in cases:
+        kept = {key: value for key, value in case.zero.items() if not key.startswith("offload")}
+        _, (losses, norms, states) = train(replace(case, zero=kept), seed)
+        engine, (own_losses, own_norms, own_states) = train(case, seed)
+        differs = found.setdefault(case.name, [])
+        far = torch.tensor(norms) / torch.tensor(own_norms) - 1
+        # Alone, only offload_param cuts the model into units: the same squares are summed in another order.
+        same_buckets = dist.get_world_size() > 1 or "offload_param" not in case.zero
+        if far.abs().max() > (0.0 if same_buckets else 1e-3):
+            differs.append(f"norms {norms} {own_norms}")
+        if same_buckets or not case.clipping:
+            if losses != own_losses:
+                differs.append(f"losses {losses} {own_losses}")
+            for kind, tensors in states.items():  # type: ignore[attr-defined]
+                for name, tensor in tensors.items():
+                    if not torch.equal(tensor, own_states[kind][name]):  # type: ignore[index]
+                        differs.append(f"{kind} of {name}")
+        if not ranks_agree(engine):
+            differs.append("the ranks")
+        assert engine.optimizer is not None
+        assert engine.optimizer.offload is not None
+        on_host = [bucket for bucket in engine.optimizer.buckets if bucket.host is not None]
+        share = sum(b.spec.numel for b in on_host) / sum(b.spec.numel for b in engine.optimizer.buckets)
+        asked = case.zero["offload_optimizer"].get("ratio", 1.0)  # type: ignore[attr-defined]
+        if not asked <= share < asked + 0.5:
+            differs.append(f"share {share}")
+        engine.destroy()
+    return found
+
+
+def case_of(stage: int, offload: dict[str, object], clipping: float = 0.5) -> Case:
+    zero: dict[str, object] = {"reduce_bucket_size": 300, "stage3_param_persistence_threshold": 20}
+    return Case("", stage, True, clipping=clipping, zero={**zero, **offload}, check_overflow=clipping > 0)
+
+
+def engine_of(case: Case, seed: int) -> deepspeed.Engine:
+    torch.manual_seed(seed)
+    net = Net(("tied", "frozen"))
+    return deepspeed.initialize(model=net, model_parameters=groups_of(net, case), config=config_of(case, 1))[
+        0
+    ]
+
+
+def some_steps(engine: deepspeed.Engine, seed: int) -> list[float]:
+    losses = []
+    for step_data in data_of(seed):
+        size = GLOBAL_BATCH // engine.world_size
+        x = step_data.bfloat16()[engine.global_rank * size : (engine.global_rank + 1) * size]
+        loss = loss_of(engine, x, engine.global_rank)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def states_of(engine: deepspeed.Engine) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for kind in ("master", "exp_avg", "exp_avg_sq"):
+        found += [tensor.clone() for _, tensor in sorted(full_state(engine, kind).items())]
+    return found
+
+
+def checkpoints_cross(directory: str, seed: int) -> None:
+    """What was saved with offload trains on without, and the other way round, bit for bit."""
+    both = {**OPTIMIZER, "offload_param": {"device": "cpu"}}
+    half = {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}
+    pairs = [(1, OPTIMIZER, {}), (2, {}, half), (3, both, OPTIMIZER), (3, {}, both)]
+    for number, (stage, saved_with, loaded_with) in enumerate(pairs):
+        # Without clipping the sum of squares, and so the order of buckets, has no part in it.
+        source = engine_of(case_of(stage, saved_with, 0.0), seed)
+        some_steps(source, seed)
+        source.save_checkpoint(f"{directory}/{number}")
+        target = engine_of(case_of(stage, loaded_with, 0.0), seed + 1)
+        target.load_checkpoint(f"{directory}/{number}")
+        for _ in range(2):
+            assert all(map(torch.equal, states_of(source), states_of(target))), (stage, loaded_with)
+            assert some_steps(source, seed + 2) == some_steps(target, seed + 2), (stage, loaded_with)
+
+
+def access(seed: int) -> None:
+    """Gradients and states on the host are read and written as those on the device."""
+    found = []
+    for offload in ({}, OPTIMIZER):
+        engine = engine_of(case_of(2, offload), seed)
+        some_steps(engine, seed)
+        param = engine.module.middle.weight
+        x = data_of(seed)[0].bfloat16()[:4]
+        engine.backward(loss_of(engine, x, 0))
+        grad = safe_access.safe_get_full_grad(param)
+        assert grad is not None
+        safe_access.safe_set_full_grad(param, 3 * grad.bfloat16().float())
+        local = safe_access.safe_get_local_grad(param)
+        engine.step()
+        safe_access.safe_set_full_optimizer_state(param, torch.full_like(grad, 0.5), "exp_avg")
+        safe_access.safe_set_full_fp32_param(param, torch.full_like(grad, 0.25))
+        assert bool((param == 0.25).all())
+        found.append([grad, local, engine.get_global_grad_norm(), *states_of(engine)])
+    for kept, offloaded in zip(*found, strict=True):
+        assert torch.equal(torch.as_tensor(kept), torch.as_tensor(offloaded))
+
+
+def too_late(seed: int) -> list[str]:
+    """What is said to gradients that come, or are edited, after others have left for the host."""
+    said = []
+    for clipping, late in ((0.5, "backward"), (0.0, "zero_grad"), (0.0, "set")):
+        engine = engine_of(case_of(1, OPTIMIZER, clipping), seed)
+        x = data_of(seed)[0].bfloat16()
+        engine.backward(loss_of(engine, x, 0))
+        param = engine.module.middle.weight
+        again = loss_of(engine, x, 0)
+        actions: dict[str, Callable[[], object]] = {
+            "backward": functools.partial(engine.backward, again),
+            "zero_grad": engine.zero_grad,
+            "set": functools.partial(safe_access.safe_set_full_grad, param, torch.zeros(param.shape)),
+        }
+        with pytest.raises(deepspeed.EngineError) as caught:
+            actions[late]()
+        said.append(caught.value.what)
+        engine.step()
+    return said
+
+
+def host_steps_fail(seed: int) -> str:
+    """An error of the stepping thread ends `step()`."""
+    engine = engine_of(case_of(1, OPTIMIZER), seed)
+    engine.backward(loss_of(engine, data_of(seed)[0].bfloat16(), 0))
+    assert engine.optimizer is not None
+    engine.optimizer.param_groups[0]["betas"] = ("a", "b")
+    with pytest.raises((TypeError, ValueError)) as caught:
+        engine.step()
+    return str(caught.value)
+
+
+def engines_end(seed: int) -> list[str]:
+    """The threads that are left of offloading engines that were dropped or destroyed."""
+    for destroy in (False, True):
+        engine = engine_of(case_of(1, OPTIMIZER), seed)
+        some_steps(engine, seed)
+        if destroy:
+            engine.destroy()
+        del engine
+        gc.collect()
+    deadline = time.monotonic() + 20
+    left = ["?"]
+    while left and time.monotonic() < deadline:
+        left = [thread.name for thread in threading.enumerate() if "offload" in thread.name]
+    return left
+
+
+def training_without_its_optimizer_on_the_host(_: int) -> str:
+    with pytest.raises(deepspeed.EngineError) as caught:
+        engine_of(case_of(3, {"offload_param": {"device": "cpu"}}), 1)
+    return caught.value.what
