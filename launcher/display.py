@@ -18,7 +18,7 @@ from dslaunch.launcher.report import report
 from dslaunch.launcher.run_folder import RunFolder
 from dslaunch.launcher.streams import Lines, RankStreams
 from dslaunch.launcher.supervise import Action, AgentClosed, Begin, Finish, FromAgent, Input, Signal, Stop
-from dslaunch.launcher.verdict import Cause, Interrupted, Verdict
+from dslaunch.launcher.verdict import Cause, Interrupted, JobHung, Verdict
 from dslaunch.launcher.whereabouts import Whereabouts
 
 _PROGRESS_AFTER_S = 1.0
@@ -201,6 +201,16 @@ class Display:
     def stays_awake(self) -> None:
         """Ctrl-Z was typed."""
         self._say("Ctrl-Z is passed over: hosts would take a sleeping launcher for dead")
+
+    def hangs(self, hung: JobHung, seen: Whereabouts, *, is_ended: bool) -> None:
+        """The job makes no progress. Where it is ended for that, the last words tell."""
+        if self._folder is not None:
+            self._folder.write_census("hang", seen.text())
+        if is_ended:
+            return
+        for line in (f"no progress for {hung.after_s:g} s: {hung.what}", *hung.places):
+            self._warn(line)
+        self._warn("nothing is done about it: see --hang_timeout")
 
     def cause_lines(self, cause: Cause) -> list[str]:
         """The words that name a cause."""

@@ -9,6 +9,9 @@ EXIT_LAUNCH_FAILED = 110
 EXIT_NODE_LOST = 111
 """An agent, or the way to it, was lost while its ranks ran."""
 
+EXIT_HUNG = 112
+"""The job made no progress for --hang_timeout seconds, and was ended."""
+
 
 class LaunchError(Exception):
     """The launch failed before any rank ran, and not by bad input. `hint` is the next action."""

@@ -8,6 +8,7 @@ from enum import Enum
 import click
 from click.shell_completion import CompletionItem
 
+from dslaunch.launcher.hang_limit import HangLimit, parse_hang_limit
 from dslaunch.launcher.request import DryRun, Engine, Launcher, LocalRankScheme
 
 
@@ -46,6 +47,20 @@ class CoordinationPort(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         if text not in ("auto", "none") and not (text.isdecimal() and 1 <= int(text) <= 65535):
             self.fail(f"{value!r} is no port, nor none", param, ctx)
         return text
+
+
+class HangTimeout(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """`off`, `warn[:S]` or seconds; its value is a HangLimit."""
+
+    name = "hang"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> HangLimit:
+        if isinstance(value, HangLimit):
+            return value
+        try:
+            return parse_hang_limit(str(value).lower())
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Section:
@@ -149,6 +164,7 @@ SECTIONS = (
         _option("--min_nodes", type=click.IntRange(min=1), metavar="N", help="Go on with fewer hosts, N at least."),
         _option("--lease", "lease_s", type=click.FloatRange(min=5), default=15.0, metavar="S",
                 help="Seconds of silence that mean lost. [15]"),
+        _option("--hang_timeout", type=HangTimeout(), default="warn", metavar="off|warn[:S]|S", help="End a job, or warn, after S seconds without progress. [warn:900]"),
     ),
     Section(
         "Of DeepSpeed",

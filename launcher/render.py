@@ -37,6 +37,7 @@ AGENT_MODULES = (
     "launcher/agent/progress.py",
     "launcher/agent/ssh_watch.py",
     "launcher/agent/sweep.py",
+    "launcher/agent/vitals.py",
 )
 SURVEY_MODULES = (
     "launcher/accelerators.py",

@@ -8,6 +8,7 @@ from dslaunch.launcher.last_words import last_words
 from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.verdict import (
     Interrupted,
+    JobHung,
     LaunchFailed,
     NodeLost,
     PeerEnded,
@@ -35,7 +36,7 @@ def report(
     `device(slot)` names a slot; `places` tell where the other ranks were before they were ended.
     """
     lines = _cause(verdict, plan, device, tail)
-    if places and verdict.cause is not None:
+    if places and not isinstance(verdict.cause, JobHung | None):
         lines += ["the others were:", *(f"    {place}" for place in places)]
     if verdict.collateral and not isinstance(verdict.cause, LaunchFailed):
         lines.append(_collateral(verdict.collateral))
@@ -66,6 +67,8 @@ def _cause(verdict: Verdict, plan: LaunchPlan, device: Callable[[int], str], tai
         case LaunchFailed(node_rank, what, hint):
             assert node_rank is not None
             return [f"error: {plan.nodes[node_rank].host}: {what}", f"hint: {hint}"]
+        case JobHung(after_s, what, _, places):
+            return [f"error: the job hangs: for {after_s:g} s {what}", *(f"    {place}" for place in places)]
         case PeerEnded(_, lines):
             return list(lines)
         case Interrupted(number):

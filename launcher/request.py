@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from dslaunch.launcher.hang_limit import DEFAULT, HangLimit
+
 
 class DryRun(Enum):
     """What `--dry_run` prints."""
@@ -85,6 +87,7 @@ class LaunchRequest:
         grace_s: seconds between asking ranks to end and SIGKILL.
         start_timeout_s: seconds until every host must have answered.
         lease_s: seconds without a sign of life after which the other side counts as lost.
+        hang_timeout: what is done about a job without progress, and after how long.
     """
 
     script: str
@@ -137,7 +140,13 @@ class LaunchRequest:
     grace_s: float = 30.0
     start_timeout_s: float = 120.0
     lease_s: float = 15.0
+    hang_timeout: HangLimit = DEFAULT
     dry_run: DryRun | None = None
+
+    @property
+    def hang_limit(self) -> HangLimit | None:
+        """None for nothing, also where somebody types to a rank: it waits for that."""
+        return None if self.hang_timeout.is_off or self.stdin_rank is not None else self.hang_timeout
 
     @property
     def run_mode(self) -> RunMode:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dslaunch.hostfile import Host
-from dslaunch.launcher.verdict import Cause, Interrupted, LaunchFailed, NodeLost, PeerEnded, RankFailed
+from dslaunch.launcher.verdict import (
+    Cause,
+    Interrupted,
+    JobHung,
+    LaunchFailed,
+    NodeLost,
+    PeerEnded,
+    RankFailed,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,8 @@ def _same(first: Cause, second: Cause) -> bool:
     match first, second:
         case RankFailed(a), RankFailed(b):
             return (a.rank, a.returncode) == (b.rank, b.returncode)
+        case JobHung(ranks=a), JobHung(ranks=b):
+            return a == b
         case (NodeLost(a), NodeLost(b)) | (LaunchFailed(a), LaunchFailed(b)):
             return a == b
         case _:

@@ -7,16 +7,21 @@ import contextlib
 import os
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dslaunch.launcher import supervise, wire
+from dslaunch.launcher.census_taker import CensusTaker
 from dslaunch.launcher.clock_offset import ClockOffset
 from dslaunch.launcher.display import Display
 from dslaunch.launcher.fleet import Fleet
+from dslaunch.launcher.hang_guard import HangGuard
+from dslaunch.launcher.hang_limit import HangLimit
 from dslaunch.launcher.master import MasterError, settle
 from dslaunch.launcher.plan import LaunchPlan, Resolved, make_plan
 from dslaunch.launcher.supervise import Begin, Deadline, Finish, FromAgent, Input, Job, Signal, Stop, step
-from dslaunch.launcher.verdict import Cause, Interrupted, NodeLost, PeerEnded, RankFailed, Verdict
+from dslaunch.launcher.verdict import Cause, Interrupted, JobHung, NodeLost, PeerEnded, RankFailed, Verdict
+from dslaunch.launcher.whereabouts import Whereabouts
 
 if TYPE_CHECKING:  # what links nodes by hand is slow to load, and rarely needed
     from dslaunch.launcher.peers import Peers
@@ -48,6 +53,12 @@ class Run:
         self._plan = plan
         self._fleet = fleet
         self._display = display
+        self._census = CensusTaker(plan, fleet.send)
+        limit = resolved.request.hang_limit
+        self._hang_guard: HangGuard | None = None
+        if limit is not None:
+            found = partial(self._found_hung, limit)
+            self._hang_guard = HangGuard(limit, self._census, found, is_alone=peers is None)
         self._inputs: asyncio.Queue[Input] = asyncio.Queue()
         self._ready: dict[int, wire.Ready] = {}
         self._reached: dict[int, wire.Reached] = {}
@@ -69,6 +80,8 @@ class Run:
         if self._peers is not None:
             self._peers.start(self._inputs.put_nowait)
         self._tasks += [asyncio.create_task(self._beat()), asyncio.create_task(self._tick())]
+        if self._hang_guard is not None:
+            self._tasks.append(asyncio.create_task(self._hang_guard.guard()))
         self._at(self._resolved.request.start_timeout_s, Deadline.START)
         try:
             return await self._obey()
@@ -90,6 +103,9 @@ class Run:
             what = self._timed(await self._inputs.get())
             self._note(what)
             self._display.on_input(what)
+            self._census.on_input(what)
+            if self._hang_guard is not None:
+                self._hang_guard.on_input(what)
             job, actions = step(job, what)
             for action in actions:
                 if isinstance(action, Finish):
@@ -112,6 +128,14 @@ class Run:
         census_s = wire.CENSUS_S if isinstance(cause, RankFailed | NodeLost | PeerEnded) else 0.0
         self._at(census_s + grace_s + _GOODBYE_S, Deadline.STOP)
         self._fleet.stop(wire.Stop(number, grace_s, census_s), has_begun=self._has_begun)
+
+    def _found_hung(self, limit: HangLimit, hung: JobHung, seen: Whereabouts) -> None:
+        """Nothing is said of a job that ends already."""
+        if self._is_stopped:
+            return
+        self._display.hangs(hung, seen, is_ended=limit.kill)
+        if limit.kill:
+            self._inputs.put_nowait(hung)
 
     async def _finish(self, verdict: Verdict) -> Verdict:
         """The last word, which the nodes of a job started by hand have in common."""

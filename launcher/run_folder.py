@@ -12,7 +12,9 @@ from dslaunch.launcher.environment import all_masked
 from dslaunch.launcher.errors import UsageError
 from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.supervise import AgentClosed, Deadline, FromAgent, Input
-from dslaunch.launcher.verdict import Interrupted, PeerEnded, Verdict
+from dslaunch.launcher.verdict import Interrupted, JobHung, PeerEnded, Verdict
+
+_UNWRITTEN = (wire.Output, wire.Heartbeat, wire.Vitals, wire.Stack, wire.CensusEnd)
 
 
 class RunFolder:
@@ -43,9 +45,9 @@ class RunFolder:
         self._write("plan.json", {**asdict(replace(plan, nodes=())), "nodes": nodes})
 
     def write_input(self, what: Input) -> None:
-        """One line for all that happened but output, stacks and heartbeats, with this machine's time."""
+        """One line, with this machine's time, for what happened; output and vitals are not written."""
         match what:
-            case FromAgent(_, wire.Output() | wire.Heartbeat() | wire.Stack() | wire.CensusEnd()):
+            case FromAgent(_, message) if isinstance(message, _UNWRITTEN):
                 return
             case FromAgent(node_rank, message):
                 record = {"event": type(message).__name__, "node_rank": node_rank, **message._asdict()}
@@ -53,6 +55,8 @@ class RunFolder:
                 record = {"event": "AgentClosed", "node_rank": node_rank, "reason": reason}
             case Interrupted(number):
                 record = {"event": "Interrupted", "signal": number}
+            case JobHung():
+                record = {"event": "JobHung", **asdict(what)}
             case PeerEnded(exit_code, lines):
                 record = {"event": "PeerEnded", "exit_code": exit_code, "lines": lines}
             case Deadline():

@@ -76,7 +76,8 @@ def place(frames: Sequence[Frame]) -> str:
     if own is None:
         return _shown(frames[0], frames[0].function) if frames else ""
     called = next((frame for frame in reversed(frames[:own]) if frame.function not in _ADAPTERS), None)
-    return _shown(frames[own], (called or frames[own]).function)
+    function = (called or frames[own]).function
+    return _shown(frames[own], "import" if function == "_find_and_load" else function)
 
 
 def communicates(frames: Sequence[Frame]) -> bool:

@@ -15,6 +15,7 @@ from dslaunch.launcher import wire
 from dslaunch.launcher.verdict import (
     Cause,
     Interrupted,
+    JobHung,
     LaunchFailed,
     NodeLost,
     PeerEnded,
@@ -53,7 +54,7 @@ class Deadline(Enum):
     """Every agent should have ended after a Stop."""
 
 
-Input = FromAgent | AgentClosed | Interrupted | Deadline | PeerEnded
+Input = FromAgent | AgentClosed | Interrupted | Deadline | JobHung | PeerEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def step(job: Job, what: Input) -> Step:
             return _closed(job, what)
         case Interrupted(number):
             return _interrupted(job, number)
-        case PeerEnded():
+        case JobHung() | PeerEnded():
             return _stop(job, what, signal.SIGTERM)
         case Deadline.START:
             return _start_deadline(job)

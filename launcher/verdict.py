@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from dslaunch.launcher.errors import EXIT_LAUNCH_FAILED, EXIT_NODE_LOST
+from dslaunch.launcher.errors import EXIT_HUNG, EXIT_LAUNCH_FAILED, EXIT_NODE_LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,20 @@ class PeerEnded:
     lines: tuple[str, ...]
 
 
-Cause = RankFailed | NodeLost | LaunchFailed | Interrupted | PeerEnded
+@dataclass(frozen=True, slots=True)
+class JobHung:
+    """No rank made progress for `after_s`. Also an Input: the news of it.
+
+    `ranks` are those that the others seem to wait for; `places` tell where all of them are.
+    """
+
+    after_s: float
+    what: str
+    ranks: tuple[int, ...]
+    places: tuple[str, ...]
+
+
+Cause = RankFailed | NodeLost | LaunchFailed | Interrupted | JobHung | PeerEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,8 @@ def exit_code(cause: Cause) -> int:
             return EXIT_LAUNCH_FAILED
         case Interrupted(number):
             return 128 + number
+        case JobHung():
+            return EXIT_HUNG
         case PeerEnded(code):
             return code
 

@@ -152,6 +152,16 @@ class Dropped(NamedTuple):
     num_bytes: int
 
 
+class Vitals(NamedTuple):
+    """Up, every second: for each living rank `rank state cpu_ms rss_kib`, at this time of the node's clock.
+
+    `state` is the letter of proc(5); processor time and memory are those of the rank and its children.
+    """
+
+    monotonic_ms: int
+    ranks: tuple[str, ...]
+
+
 class Stack(NamedTuple):
     """Up: where a rank is. `state` and `waits_in` are the kernel's words for its main thread, as in proc(5).
 
@@ -202,6 +212,7 @@ Up = (
     | Started
     | Output
     | Dropped
+    | Vitals
     | Stack
     | CensusEnd
     | Exited

@@ -245,7 +245,7 @@ class Agent:
         self._selector.unregister(self._probed.fd)
         self._probed.close()
         self._guard = Guard(plan.node_id)
-        self._observer = Observer(plan.node_id)
+        self._observer = Observer(plan.node_id, self._ranks)
         cores: Sequence[Sequence[int]] = [()] * len(plan.ranks)
         refusal = obstacle(plan) or self._claim_port(plan)
         try:
@@ -349,7 +349,7 @@ class Agent:
     def _ask(self, census_s: float, then: Callable[[], None]) -> None:
         """Do it after a look at where the ranks are, for so long at most."""
         if self._observer is not None and self._state is State.RUNNING and census_s > 0:
-            self._observer.ask(self._ranks.values(), census_s, then)
+            self._observer.ask(census_s, then)
         else:
             then()
 

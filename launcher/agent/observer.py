@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from dslaunch.launcher.agent import hook
 from dslaunch.launcher.agent.census import POLL_S, Census
 from dslaunch.launcher.agent.process import RankProcess
-from dslaunch.launcher.wire import CensusEnd, Message
+from dslaunch.launcher.agent.vitals import vitals
+from dslaunch.launcher.wire import CensusEnd, Message, Vitals
+
+VITALS_S = 1.0
 
 
 class _Wait(NamedTuple):
@@ -20,28 +23,37 @@ class _Wait(NamedTuple):
 class Observer:
     """Takes one census at a time: who asks while one is under way gets that one."""
 
-    def __init__(self, node_id: str) -> None:
-        """Where no folder can be made, ranks cannot be asked, and only the kernel is."""
+    def __init__(self, node_id: str, ranks: Mapping[int, RankProcess]) -> None:
+        """`ranks` are those of the node, by pid, also those that are started later.
+
+        Where no folder can be made, ranks cannot be asked, and only the kernel is.
+        """
+        self._ranks = ranks
+        self._vitals_at = time.monotonic() + VITALS_S
         try:
             self.folder: hook.HookFolder | None = hook.HookFolder(node_id)
         except OSError:
             self.folder = None
         self._waiting: _Wait | None = None
 
-    def ask(self, ranks: Iterable[RankProcess], timeout_s: float, then: Callable[[], None]) -> None:
+    def ask(self, timeout_s: float, then: Callable[[], None]) -> None:
         """Begin a census; `then` is called after its end."""
         if self._waiting is not None:
             self._waiting = self._waiting._replace(then=(*self._waiting.then, then))
             return
-        self._waiting = _Wait(Census(ranks, self.folder, timeout_s), (then,))
+        self._waiting = _Wait(Census(self._ranks.values(), self.folder, timeout_s), (then,))
 
     @property
-    def next_look_at(self) -> float | None:
-        """On the monotonic clock; None where nothing is looked for."""
-        return None if self._waiting is None else time.monotonic() + POLL_S
+    def next_look_at(self) -> float:
+        """On the monotonic clock."""
+        return self._vitals_at if self._waiting is None else time.monotonic() + POLL_S
 
     def look(self, tell: Callable[[Message], None]) -> None:
-        """Tell what is known, when all is known that can be."""
+        """Tell what ranks use, every second, and where they are, when all is known that can be."""
+        now = time.monotonic()
+        if now >= self._vitals_at:
+            self._vitals_at = now + VITALS_S
+            tell(Vitals(int(now * 1000), vitals(self._ranks.values())))
         if self._waiting is not None and self._waiting.census.is_done():
             self._tell(self._waiting, tell)
 

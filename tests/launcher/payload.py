@@ -69,6 +69,14 @@ def places() -> None:
     (_sleep, endless, blocked, stopped)[rank]()
 
 
+def hangs(how: str) -> None:
+    """Rank 2 hangs its own way, the others wait for it."""
+    print("up", flush=True)
+    if os.environ["RANK"] == "2":
+        globals()[how]()
+    _sleep()
+
+
 def _sleep() -> None:
     time.sleep(120)
 

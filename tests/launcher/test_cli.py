@@ -18,7 +18,8 @@ SURFACE = """
 --accelerator --autotuning --bind_core_list --bind_cores_to_rank --console --coordination_port --cwd --dry_run
 --elastic_training --enable_each_rank_log --engine --env --env_file --exclude+-e --expand_remote --fold
 --force_multi
---grace --hostfile+-H --include+-i --job --job_key_file --launcher --launcher_args --lease --local_rank_scheme
+--grace --hang_timeout --hostfile+-H --include+-i --job --job_key_file --launcher --launcher_args --lease
+--local_rank_scheme
 --log_dir --log_level
 --master_addr --master_port --max_elastic_nodes --max_restarts --min_elastic_nodes --min_nodes --module
 --no_local_rank

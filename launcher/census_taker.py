@@ -1,0 +1,40 @@
+"""Ask all agents at once where their ranks are, and wait for them no longer than is said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from dslaunch.launcher import wire
+from dslaunch.launcher.plan import LaunchPlan
+from dslaunch.launcher.supervise import Input
+from dslaunch.launcher.whereabouts import Whereabouts
+
+TIMEOUT_S = 1.0
+"""For the ranks of one host."""
+_WAIT_S = 2.0
+"""For all hosts: one that is frozen or cut off does not answer at all."""
+_POLL_S = 0.02
+
+
+class CensusTaker:
+    """One census at a time; who asks meanwhile waits for the next."""
+
+    def __init__(self, plan: LaunchPlan, send: Callable[[wire.Down], None]) -> None:
+        self._send = send
+        self._seen = Whereabouts(plan)
+        self._taking = asyncio.Lock()
+
+    def on_input(self, what: Input) -> None:
+        self._seen.on_input(what)
+
+    async def take(self) -> Whereabouts:
+        """What is known when all have answered, or when the time is up; it changes with the next census."""
+        async with self._taking:
+            self._seen.ask_again()
+            self._send(wire.Census(TIMEOUT_S))
+            loop = asyncio.get_running_loop()
+            end = loop.time() + _WAIT_S
+            while not self._seen.has_all and loop.time() < end:
+                await asyncio.sleep(_POLL_S)
+            return self._seen
