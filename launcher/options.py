@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dslaunch.launcher.hang_limit import HangLimit, parse_hang_limit
-from dslaunch.launcher.request import DryRun, Engine, Launcher, LocalRankScheme
+from dslaunch.launcher.request import DryRun, Engine, Launcher, LocalRankScheme, Preflight
 
 
 class EnumChoice(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -17,7 +17,9 @@ class EnumChoice(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     name = "choice"
 
-    def __init__(self, kind: type[DryRun] | type[Engine] | type[Launcher] | type[LocalRankScheme]) -> None:
+    def __init__(
+        self, kind: type[DryRun] | type[Preflight] | type[Engine] | type[Launcher] | type[LocalRankScheme]
+    ) -> None:
         self._members = {member.value: member for member in kind}
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Enum:
@@ -120,6 +122,8 @@ SECTIONS = (
         _flag("--no_ssh_check", help="Accepted: hosts are not tried before, but all at once at the start."),
         _option("--start_timeout", "start_timeout_s", type=click.FloatRange(min=0), default=120.0, metavar="S",
                 help="Seconds for all hosts to answer. [120]"),
+        _option("--preflight", type=EnumChoice(Preflight), default=Preflight.OFF.value, help="Look the hosts over first, as dslaunchctl check does. [off]"),
+        _flag("--drop_bad", help="Launch without the hosts that the preflight finds bad."),
     ),
     Section(
         "Program",

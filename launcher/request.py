@@ -17,6 +17,15 @@ class DryRun(Enum):
     """The command line as a job file for `--job`."""
 
 
+class Preflight(Enum):
+    """How closely the hosts are looked at before a launch."""
+
+    OFF = "off"
+    FAST = "fast"
+    """All but what takes more than a moment: nvidia-smi, the kernel's log, who holds devices."""
+    FULL = "full"
+
+
 class RunMode(Enum):
     """How the user's program becomes a process."""
 
@@ -81,6 +90,7 @@ class LaunchRequest:
         console: whose output is shown: all, rank0, first-of-node, node, or ranks such as 0,4-7.
         stdin_rank: the rank that reads what is typed.
         bind_cores_to_rank: each rank gets cores of its own; `bind_core_list`: out of these, as in 0,2-4.
+        drop_bad: launch without the hosts in which the preflight finds errors.
         max_restarts: how often a job that ended badly is started again; `spares`: hosts at the end of the
             selection that wait to replace others; `min_nodes`: with how few it may go on; `max_nodes`: those
             above it are spares.
@@ -133,6 +143,8 @@ class LaunchRequest:
     save_pid: bool = False
     log_level: str = "info"
     quiet: bool = False
+    preflight: Preflight = Preflight.OFF
+    drop_bad: bool = False
     max_restarts: int = 0
     spares: int = 0
     min_nodes: int | None = None

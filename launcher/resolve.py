@@ -21,7 +21,7 @@ from dslaunch.launcher.errors import UsageError
 from dslaunch.launcher.hosts import Found, find_hosts, is_by_hand
 from dslaunch.launcher.machine import Machine
 from dslaunch.launcher.plan import Resolved
-from dslaunch.launcher.request import Launcher, LaunchRequest, RunMode
+from dslaunch.launcher.request import Launcher, LaunchRequest, Preflight, RunMode
 
 JOB_KEY = "DSLAUNCH_JOB_KEY"
 
@@ -219,6 +219,8 @@ def _check(resolved: Resolved, machine: Machine) -> None:
             f"--stdin {request.stdin_rank} of {num_ranks} ranks", f"ranks are 0 to {num_ranks - 1}"
         )
     _check_restarts(resolved)
+    if resolved.by_hand and (request.preflight is not Preflight.OFF or request.drop_bad):
+        raise UsageError("--preflight with nodes started by hand", "run dslaunchctl check on each of them")
     if request.bind_core_list is not None and not request.bind_cores_to_rank:
         raise UsageError("--bind_core_list without --bind_cores_to_rank", "add --bind_cores_to_rank")
     for name in request.expand_remote:

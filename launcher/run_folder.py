@@ -44,6 +44,10 @@ class RunFolder:
             nodes.append(node._replace(env=all_masked(node.env), ranks=ranks).as_dict())
         self._write("plan.json", {**asdict(replace(plan, nodes=())), "nodes": nodes})
 
+    def write_preflight(self, text: str) -> None:
+        """What the hosts told of themselves before the launch, as JSON."""
+        (self._folder / "preflight.json").write_text(text + "\n", encoding="utf-8")
+
     def write_input(self, what: Input) -> None:
         """One line, with this machine's time, for what happened; output and vitals are not written."""
         match what:

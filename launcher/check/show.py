@@ -14,12 +14,23 @@ _DIGEST_CHARS = 12
 
 def as_text(answers: Sequence[HostAnswer], findings: Sequence[Finding], took_s: float) -> str:
     """One row for all hosts that are alike, one line a problem with its remedy, and how many there are."""
-    return "\n".join([*_table(answers), *map(line, findings), _summary(answers, findings, took_s)])
+    return "\n".join([*_table(answers), *map(line, findings), summary(answers, findings, took_s)])
 
 
 def line(found: Finding) -> str:
     """`error: worker-3: what is wrong -> what to do about it`"""
     return f"{found.severity.value}: {fold_names(found.hosts)}: {found.what} -> {found.remedy}"
+
+
+def summary(answers: Sequence[HostAnswer], findings: Sequence[Finding], took_s: float) -> str:
+    """How many hosts, how long it took, and how many problems."""
+    counts = [
+        _count(number, severity.value)
+        for severity in Severity
+        if (number := sum(found.severity is severity for found in findings))
+    ]
+    hosts = _count(len(answers), "host")
+    return f"{hosts} looked over in {took_s:.1f} s: {', '.join(counts) or 'nothing found'}"
 
 
 def as_json(answers: Sequence[HostAnswer], findings: Sequence[Finding], took_s: float) -> str:
@@ -42,16 +53,6 @@ def as_json(answers: Sequence[HostAnswer], findings: Sequence[Finding], took_s: 
         ],
     }
     return json.dumps(record, indent=2)
-
-
-def _summary(answers: Sequence[HostAnswer], findings: Sequence[Finding], took_s: float) -> str:
-    counts = [
-        _count(number, severity.value)
-        for severity in Severity
-        if (number := sum(found.severity is severity for found in findings))
-    ]
-    hosts = _count(len(answers), "host")
-    return f"{hosts} looked over in {took_s:.1f} s: {', '.join(counts) or 'nothing found'}"
 
 
 def _count(number: int, noun: str) -> str:

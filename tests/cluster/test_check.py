@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -143,6 +144,8 @@ def test_a_firewall_a_name_and_a_folder(site: Site, cluster: Cluster, worker_1: 
     on(cluster, worker_1, "ip", *(word.format("add") for word in rule))
     try:
         ran = check(site, "train.py")
+        refused = site.run("train.py", flags=["--preflight", "fast"])
+        dropped = site.run("train.py", flags=["--drop_bad"])
     finally:
         on(cluster, worker_1, "ip", *(word.format("del") for word in rule))
     assert problems(ran) == [
@@ -154,6 +157,9 @@ def test_a_firewall_a_name_and_a_folder(site: Site, cluster: Cluster, worker_1: 
         "in its /etc/hosts, give worker-0 the address that others reach it by",
     ]
     assert ran.returncode == 1
+    assert (refused.returncode, refused.stdout) == (113, "")
+    assert "dslaunch: error: not launched: worker-1 cannot be used" in refused.stderr
+    assert (dropped.returncode, sorted(dropped.stdout.split())) == (0, ["[worker-0:0]", "[worker-0:1]"])
 
 
 def test_a_clock_that_is_wrong(site: Site) -> None:
@@ -164,10 +170,12 @@ def test_a_clock_that_is_wrong(site: Site) -> None:
     command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(shim), "-ldl"]
     subprocess.run(command, input=CLOCK, text=True, check=True)
     ran = check(with_pythons(site, worker_0="", worker_1=f"export LD_PRELOAD={shim}"))
-    assert problems(ran) == [
-        "warning: worker-1: its clock is 30.0 s ahead of the others -> "
-        "start an NTP client on it: timedatectl set-ntp true; chronyc makestep"
-    ]
+    (said,) = problems(ran)  # how far is known to half of the way's time, and this machine may be busy
+    assert re.fullmatch(
+        r"warning: worker-1: its clock is (29|30)\.\d s ahead of the others -> "
+        r"start an NTP client on it: timedatectl set-ntp true; chronyc makestep",
+        said,
+    )
 
 
 def test_a_host_that_is_cut_off_and_one_that_is_down(site: Site, cluster: Cluster, worker_1: str) -> None:

@@ -15,7 +15,8 @@ from dslaunch.launcher.request import DryRun, Launcher, LaunchRequest
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SURFACE = """
---accelerator --autotuning --bind_core_list --bind_cores_to_rank --console --coordination_port --cwd --dry_run
+--accelerator --autotuning --bind_core_list --bind_cores_to_rank --console --coordination_port --cwd
+--drop_bad --dry_run
 --elastic_training --enable_each_rank_log --engine --env --env_file --exclude+-e --expand_remote --fold
 --force_multi
 --grace --hang_timeout --hostfile+-H --include+-i --job --job_key_file --launcher --launcher_args --lease
@@ -24,7 +25,7 @@ SURFACE = """
 --master_addr --master_port --max_elastic_nodes --max_restarts --min_elastic_nodes --min_nodes --module
 --no_local_rank
 --no_python --no_ssh --no_ssh_check --node_rank --num_accelerators+--num_gpus --num_nodes
---one_device_per_rank --python --quiet+-q --run_dir --save_pid --spares --ssh_config --ssh_port
+--one_device_per_rank --preflight --python --quiet+-q --run_dir --save_pid --spares --ssh_config --ssh_port
 --start_timeout --stdin --venv_script --version
 """
 
