@@ -7,9 +7,10 @@ reads it. `<dir>/latest` names the newest complete tag and is itself replaced by
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
+import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +21,10 @@ _READ_BYTES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class FileSum:
-    """Size and SHA-256 of a file."""
+    """Size and CRC-32 of a file: against torn, lost and flipped bytes, not against people."""
 
     num_bytes: int
-    sha256: str
+    crc32: int
 
 
 def checked_tag(tag: str) -> str:
@@ -45,35 +46,44 @@ def fresh_dir(path: Path) -> None:
     path.mkdir(parents=True)
 
 
-def flush(path: Path) -> FileSum:
-    """Force a written file to disk; returns its size and checksum."""
-    with path.open("rb") as file:
+def write(path: Path, content: bytes) -> FileSum:
+    """Write a small file and force it to disk; returns its size and checksum."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
         os.fsync(file.fileno())
-    return file_sum(path)
+    return FileSum(len(content), zlib.crc32(content))
 
 
 def file_sum(path: Path) -> FileSum:
     """Size and checksum of what `path` holds now."""
-    digest, num_bytes = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-            num_bytes += len(block)
-    return FileSum(num_bytes, digest.hexdigest())
+    crc32, num_bytes = 0, 0
+    block = bytearray(_READ_BYTES)
+    view = memoryview(block)
+    with path.open("rb", buffering=0) as file:
+        while read := file.readinto(block):
+            crc32 = zlib.crc32(view[:read], crc32)
+            num_bytes += read
+    return FileSum(num_bytes, crc32)
 
 
 def check(path: Path, expected: FileSum) -> None:
     """CheckpointError naming `path` unless it holds exactly what was written."""
     if not path.is_file():
-        raise CheckpointError(f"checkpoint file {path} is missing", _DAMAGED_HINT)
+        raise missing(path)
     num_bytes = path.stat().st_size
     if num_bytes != expected.num_bytes:
         raise CheckpointError(
             f"checkpoint file {path} is damaged: {num_bytes} bytes, {expected.num_bytes} were written",
-            _DAMAGED_HINT,
+            DAMAGED_HINT,
         )
     if file_sum(path) != expected:
-        raise CheckpointError(f"checkpoint file {path} is damaged: its checksum differs", _DAMAGED_HINT)
+        raise CheckpointError(f"checkpoint file {path} is damaged: its checksum differs", DAMAGED_HINT)
+
+
+def missing(path: Path) -> CheckpointError:
+    """The error for a file that is not there."""
+    return CheckpointError(f"checkpoint file {path} is missing", DAMAGED_HINT)
 
 
 def commit(save_dir: Path, tag: str, save_latest: bool) -> Path:
@@ -90,8 +100,7 @@ def commit(save_dir: Path, tag: str, save_latest: bool) -> Path:
         shutil.rmtree(replaced)
     if save_latest:
         fresh = save_dir / ".latest.saving"
-        fresh.write_text(tag, encoding="utf-8")
-        flush(fresh)
+        write(fresh, tag.encode())
         fresh.replace(save_dir / "latest")
         _flush_dir(save_dir)
     return final
@@ -105,19 +114,61 @@ def newest_tag(load_dir: Path) -> str | None:
         return None
 
 
-def find(load_dir: Path, tag: str) -> Path:
-    """The directory of the complete checkpoint `tag`; CheckpointError lists those that are there."""
+def find(load_dir: Path, tag: str) -> Path | None:
+    """The directory of the complete checkpoint `tag`; None where it is not."""
     for candidate in (load_dir / tag, load_dir / f".{tag}.replaced"):
         if candidate.is_dir():
             return candidate
-    present = sorted(path.parent.name for path in load_dir.glob("*/manifest.json"))
-    raise CheckpointError(
+    return None
+
+
+def no_such_tag(load_dir: Path, tag: str) -> CheckpointError:
+    """The error for a tag that is not there; it lists those that are."""
+    present = tags(load_dir)
+    return CheckpointError(
         f"there is no checkpoint {tag} in {load_dir}",
         f"tags there: {', '.join(present)}" if present else "no checkpoint is there",
     )
 
 
-_DAMAGED_HINT = "load another tag, or copy the file again from where it was saved"
+def saved_at(load_dir: Path, tag: str) -> int:
+    """When the checkpoint `tag` was saved, by its files: nanoseconds; 0 where it is not."""
+    directory = find(load_dir, tag)
+    times = [] if directory is None else [path.stat().st_mtime_ns for path in directory.iterdir()]
+    return max(times, default=0)
+
+
+def tags(load_dir: Path) -> list[str]:
+    """The checkpoints that were put into place in `load_dir`, whole or damaged since, by name."""
+    found = {path.parent.name for path in load_dir.glob("*/manifest.json")}
+    found |= {path.parent.name for path in load_dir.glob("*/*_model_states.pt")}
+    hidden = {name for name in found if name.startswith(".")}
+    replaced = {name[1 : -len(".replaced")] for name in hidden if name.endswith(".replaced")}
+    return sorted((found - hidden) | replaced)
+
+
+def clear_remains(save_dir: Path, in_use: Collection[Path]) -> None:
+    """Remove what killed saves have left in `save_dir`, but for the directories `in_use`."""
+    for path in save_dir.glob(".*.saving"):
+        if path.is_dir() and path not in in_use:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_old(save_dir: Path, keep_last: int, newest: str) -> None:
+    """Remove all but the last `keep_last` checkpoints saved with the default tag; never `newest`."""
+    named = [path for path in save_dir.glob("global_step*/manifest.json") if _has_default_tag(path.parent)]
+    named.sort(key=lambda path: (path.parent.name == newest, path.stat().st_mtime_ns))
+    for path in named[:-keep_last]:
+        removed = saving_dir(save_dir, path.parent.name)  # half removed, it is a remain like any other
+        path.parent.rename(removed)
+        shutil.rmtree(removed)
+
+
+def _has_default_tag(directory: Path) -> bool:
+    return directory.name.removeprefix("global_step").isdecimal()
+
+
+DAMAGED_HINT = "load another tag, or copy the file again from where it was saved"
 
 
 def _flush_dir(path: Path) -> None:

@@ -34,6 +34,7 @@ from dslaunch.engine.config_source import ConfigInput, load_source
 from dslaunch.engine.config_values import (
     AutocastConfig,
     BatchRequest,
+    CheckpointConfig,
     DtypeName,
     EngineConfig,
     Fp16Config,
@@ -160,6 +161,9 @@ def _assemble(reading: Reading) -> EngineConfig:
         check_grad_overflow=reading.get("bf16.check_grad_overflow", bool, True),
         fp16=reading.record(Fp16Config, "fp16."),
         autocast=reading.attempt(lambda: autocast(reading), AutocastConfig()),
+        checkpoint=reading.record(
+            CheckpointConfig, "checkpoint.", asynchronous=reading.get("checkpoint.async", bool, False)
+        ),
         steps_per_print=steps,
         log_level=reading.attempt(lambda: _log_level(reading), logging.INFO),
         throughput=reading.record(ThroughputConfig, "timers.throughput."),

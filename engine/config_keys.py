@@ -32,6 +32,7 @@ from dslaunch.engine.config_observe import (
 from dslaunch.engine.config_values import (
     AutocastConfig,
     BatchRequest,
+    CheckpointConfig,
     EngineConfig,
     Fp16Config,
     LeafModules,
@@ -219,13 +220,21 @@ TOP: Mapping[str, Answer] = {
             "tag_validation": NoEffect(
                 "ranks must always agree on the tag", quiet=("Warn", "warn", "WARN", "Fail", "fail", "FAIL")
             ),
-            "load_universal": Refused(
-                "every checkpoint here loads at any world size; DeepSpeed's are not read"
+            "async": Honoured(
+                "flag", "copy the state and write it in the background while training goes on", False, True
             ),
-            "use_node_local_storage": Refused("checkpoints need a directory that every node sees"),
+            **settings_of(CheckpointConfig),
+            "load_universal": Refused(
+                "universal checkpoints are not read; all others load at any world size as they are"
+            ),
+            "use_node_local_storage": NoEffect(
+                "directories that nodes do not share are recognised", quiet=(False, True)
+            ),
             "parallel_write": Section(_idle("every rank always writes its own shard", "pipeline_stage")),
             "checkpoint_serialization": NoEffect("tensors are always written as safetensors", quiet=(True,)),
-            "writer": Refused(_NOT_YET),
+            "writer": Refused(
+                "files are always written by the engine's own writer", hint='write "async": true'
+            ),
         }
     ),
     "prescale_gradients": NoEffect("the mean over ranks is the same either way", quiet=(False,)),

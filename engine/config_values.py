@@ -154,6 +154,18 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """`checkpoint`: how `save_checkpoint` writes."""
+
+    asynchronous: bool = False  # the key is `async`
+    keep_last: int = setting(
+        0,
+        "how many checkpoints with the default tag are kept, the newest; 0: all",
+        low=0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All of a ds_config that this engine acts on."""
 
@@ -166,6 +178,7 @@ class EngineConfig:
     check_grad_overflow: bool = True
     fp16: Fp16Config = Fp16Config()
     autocast: AutocastConfig = AutocastConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     gradient_clipping: float = setting(
         1.0, "the largest global L2 norm of the gradients; 0 switches clipping off", auto=False, low=0
     )

@@ -14,6 +14,7 @@ from dslaunch.engine import log
 from dslaunch.engine.autocast import forward_precision
 from dslaunch.engine.batch import BatchSizes
 from dslaunch.engine.casting import cast_floating
+from dslaunch.engine.checkpoint_background import Saves
 from dslaunch.engine.config import EngineConfig
 from dslaunch.engine.dataloader import TrainingDataLoader
 from dslaunch.engine.engine_info import EngineInfo
@@ -46,6 +47,7 @@ class EngineParts:
     optimizer: ShardedOptimizer | None
     lr_scheduler: LrScheduler | None
     training_dataloader: TrainingDataLoader | None
+    saves: Saves
 
 
 class Engine(EngineInfo, EngineSettings, EngineWeights, torch.nn.Module):
@@ -68,6 +70,7 @@ class Engine(EngineInfo, EngineSettings, EngineWeights, torch.nn.Module):
         self.optimizer = parts.optimizer
         self.lr_scheduler = parts.lr_scheduler
         self.training_dataloader = parts.training_dataloader
+        self.saves = parts.saves
         self.local_rank = parts.ranks.world.local_rank
         self.global_rank = parts.ranks.world.rank
         self.world_size = self.dp_world_size = parts.ranks.world.size
@@ -245,8 +248,10 @@ class Engine(EngineInfo, EngineSettings, EngineWeights, torch.nn.Module):
     def destroy(self) -> None:
         """Take all hooks off the module and forget optimizer state; sharded parameters become whole again.
 
-        Collective at stage 3. The module can be given to another engine.
+        Collective at stage 3. The module can be given to another engine. CheckpointError if a checkpoint that
+        was being written in the background could not be.
         """
+        self.saves.finish()
         if self.gatherer is not None:
             self.gatherer.detach()
             self.gatherer = None

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from dslaunch.engine.checkpoint_background import Saves
 from dslaunch.engine.checkpoint_load import CustomLoad, LoadRequest, load
 from dslaunch.engine.checkpoint_save import SaveRequest, save
+from dslaunch.engine.config_values import EngineConfig
 from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.model_weights import consolidated, load_module, save_16bit_model
 from dslaunch.engine.optimizer import ShardedOptimizer
@@ -25,6 +27,8 @@ class EngineWeights:
     optimizer: ShardedOptimizer | None
     global_rank: int
     global_steps: int
+    settings: EngineConfig
+    saves: Saves
 
     def save_checkpoint(
         self,
@@ -37,6 +41,8 @@ class EngineWeights:
         """Write `save_dir/tag` (default global_step<N>). Collective; rank 0's `client_state` is kept.
 
         Either the whole checkpoint appears and `latest` names it, or CheckpointError and nothing has changed.
+        With `checkpoint.async` this returns once the state is copied; what goes wrong later is raised by the
+        next call, or by `wait_for_checkpoint`.
         """
         if not str(save_dir):
             raise CheckpointError("save_checkpoint was given an empty save_dir", "name a directory")
@@ -44,9 +50,20 @@ class EngineWeights:
         state = {} if client_state is None else client_state
         save(
             cast("Engine", self),
-            SaveRequest(Path(save_dir), named, state, save_latest, exclude_frozen_parameters),
+            SaveRequest(
+                Path(save_dir),
+                named,
+                state,
+                save_latest,
+                exclude_frozen_parameters,
+                self.settings.checkpoint.keep_last,
+            ),
         )
         return True
+
+    def wait_for_checkpoint(self) -> None:
+        """Return when the last checkpoint is in place; CheckpointError if it could not be written."""
+        self.saves.finish()
 
     def load_checkpoint(
         self,

@@ -11,6 +11,7 @@ import torch
 from dslaunch.engine import checkpointing, collectives, log
 from dslaunch.engine.batch import World, resolve_batch
 from dslaunch.engine.buckets import Bucket
+from dslaunch.engine.checkpoint_background import Saves
 from dslaunch.engine.config import EngineConfig, load_config
 from dslaunch.engine.config_observe import ActivationCheckpointingConfig
 from dslaunch.engine.config_source import ConfigInput, choose_source, load_source
@@ -28,7 +29,7 @@ from dslaunch.engine.param_groups import GroupPlan, ModelParameters, plan_groups
 from dslaunch.engine.parameter_offload import ParameterOffload
 from dslaunch.engine.placement import DTYPES, Placement, place
 from dslaunch.engine.rank_order import RankOrder
-from dslaunch.engine.ranks import join
+from dslaunch.engine.ranks import join, join_background
 from dslaunch.engine.reducer import GradientReducer, Reducer
 from dslaunch.engine.shard_reducer import ShardReducer
 
@@ -89,6 +90,7 @@ def initialize(
         wrapped.parameter_offload = ParameterOffload(model, gatherer)
     if settings.activation_checkpointing != ActivationCheckpointingConfig():
         checkpointing.adopt(settings.activation_checkpointing)
+    ranks = join(world)
     engine = Engine(
         EngineParts(
             module=model,
@@ -96,7 +98,8 @@ def initialize(
             raw_config=load_source(source).raw,
             batch=batch,
             device=device,
-            ranks=join(world),
+            ranks=ranks,
+            saves=Saves(ranks, join_background(world) if settings.checkpoint.asynchronous else None),
             placement=placement,
             gatherer=gatherer,
             optimizer=wrapped,

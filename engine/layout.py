@@ -71,14 +71,12 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceCopy:
-    """Copy `numel` elements of an old layout's shard to a new one's; starts count within the shards."""
+class Piece:
+    """`numel` elements of a parameter: those from `start` on of the 1-D tensor `tensor` in file `file`."""
 
-    source_shard: int
-    source_bucket: int
-    source_start: int
-    target_bucket: int
-    target_start: int
+    file: int
+    tensor: str
+    start: int
     numel: int
 
 
@@ -122,29 +120,41 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def plan_reshard(old: Layout, new: Layout, shard: int) -> list[SliceCopy]:
-    """The copies that fill shard `shard` of `new` from the shards of `old`, wherever both hold the parameter.
+def even_part(numel: int, num_parts: int, index: int) -> range:
+    """Part `index` of `numel` elements cut into `num_parts`; the shards of a bucket that has so many."""
+    return range(numel * index // num_parts, numel * (index + 1) // num_parts)
 
-    Both must give a parameter the same number of elements. Padding is copied by nobody: it is zero.
-    """
-    old_slots = old.slots()
-    copies: list[SliceCopy] = []
-    for bucket in new.buckets:
-        own = bucket.shard(new.num_shards, shard)
-        for slot in bucket.slots:
-            source = old_slots.get(slot.name)
-            if source is None:
-                continue
-            low, high = max(slot.offset, own.start), min(slot.offset + slot.numel, own.stop)
-            size = old.buckets[source.bucket].numel // old.num_shards
-            while low < high:
-                at = source.offset + low - slot.offset
-                numel = min(high - low, size - at % size)
-                copies.append(
-                    SliceCopy(at // size, source.bucket, at % size, bucket.index, low - own.start, numel)
-                )
-                low += numel
-    return copies
+
+def pieces_of(spec: BucketSpec, tensor: str, num_files: int) -> dict[str, tuple[Piece, ...]]:
+    """Where the parameters of a bucket lie when file `i` holds, as `tensor`, the even part `i` of it."""
+    parts = [even_part(spec.numel, num_files, index) for index in range(num_files)]
+    found: dict[str, tuple[Piece, ...]] = {}
+    first = 0  # slots follow one another, and so do the parts they begin in
+    for slot in spec.slots:
+        end = slot.offset + slot.numel
+        while first < num_files - 1 and parts[first].stop <= slot.offset:
+            first += 1
+        pieces: list[Piece] = []
+        for index in range(first, num_files):
+            low, high = max(slot.offset, parts[index].start), min(end, parts[index].stop)
+            if parts[index].start >= end:
+                break
+            if low < high:
+                pieces.append(Piece(index, tensor, low - parts[index].start, high - low))
+        found[slot.name] = tuple(pieces)
+    return found
+
+
+def cut(pieces: Iterable[Piece], low: int, high: int) -> list[Piece]:
+    """The pieces of a parameter's elements [low, high), of the pieces of all its elements."""
+    found: list[Piece] = []
+    at = 0  # the piece's first element
+    for piece in pieces:
+        start, stop = max(low, at), min(high, at + piece.numel)
+        if start < stop:
+            found.append(Piece(piece.file, piece.tensor, piece.start + start - at, stop - start))
+        at += piece.numel
+    return found
 
 
 def _bucket(index: int, members: Sequence[ParamSpec], num_shards: int, alignment: int) -> BucketSpec:

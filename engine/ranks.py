@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 import weakref
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
@@ -17,7 +19,7 @@ from dslaunch.engine.batch import World
 from dslaunch.engine.errors import CheckpointError
 
 T = TypeVar("T")
-GroupRef = weakref.ReferenceType[dist.ProcessGroup]
+GroupRef = Callable[[], dist.ProcessGroup | None]  # a weak reference
 
 ENTER_TIMEOUT_S = 30.0  # how far apart ranks may arrive at a checkpoint
 ENTER_TIMEOUT_VARIABLE = "DSLAUNCH_CHECKPOINT_TIMEOUT_S"
@@ -40,6 +42,11 @@ class Ranks:
         """The group of everything but `enter`."""
         return None if self.control is None else _alive(self.control)
 
+    def hold(self) -> Ranks:
+        """The same ranks, whose group lives on while this is held, even if the script destroys all groups."""
+        group = self.group
+        return Ranks(self.world, None if group is None else lambda: group)
+
     def enter(self, call: str) -> None:
         """Wait until every rank has made `call`; CheckpointError when one does not within the timeout."""
         if self.door is None:
@@ -59,19 +66,32 @@ class Ranks:
 
     def gather(self, value: T) -> list[T]:
         """Every rank's `value`, in order of rank."""
-        if self.group is None:
+        group = self.group
+        if group is None:
             return [value]
-        values: list[T | None] = [None] * self.world.size
-        dist.all_gather_object(values, value, group=self.group)
-        return cast("list[T]", values)
+        data = pickle.dumps(value)
+        sizes = [int(size.item()) for size in _all_gather(group, torch.tensor([len(data)]))]
+        padded = torch.frombuffer(bytearray(data.ljust(max(sizes), b"\0")), dtype=torch.uint8)
+        return [
+            cast(T, pickle.loads(found.numpy()[:size].tobytes()))
+            for found, size in zip(_all_gather(group, padded), sizes, strict=True)
+        ]
+
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        """Send a tensor in host memory to `rank`, which calls `receive`."""
+        group = self.group
+        assert group is not None
+        group.send([tensor.view(torch.uint8)], rank, 0).wait()
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> None:
+        """Fill a tensor in host memory with what `rank` sends."""
+        group = self.group
+        assert group is not None
+        group.recv([tensor.view(torch.uint8)], rank, 0).wait()
 
     def from_first(self, value: T) -> T:
         """Rank 0's `value`."""
-        if self.group is None:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.group)
-        return values[0]
+        return self.gather(value if self.world.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def attempt(self, action: Callable[[], None]) -> CheckpointError | None:
         """Run `action` here; what goes wrong with files comes back as an error that names the rank."""
@@ -102,6 +122,22 @@ def join(world: World) -> Ranks:
     assert isinstance(door, dist.ProcessGroup)
     dist.barrier(group)  # a rank that is done early must not leave while others still connect
     return Ranks(world, weakref.ref(group), weakref.ref(door))
+
+
+def join_background(world: World) -> Ranks:
+    """The ranks with one more group, for a thread beside the training. Collective."""
+    if world.size == 1:
+        return Ranks(world)
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    return Ranks(world, weakref.ref(group))
+
+
+def _all_gather(group: dist.ProcessGroup, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Every rank's tensor; by the group itself, which works where torch.distributed has forgotten it."""
+    found = [torch.empty_like(tensor) for _ in range(group.size())]
+    group.allgather([found], [tensor]).wait()
+    return found
 
 
 def _alive(group: GroupRef) -> dist.ProcessGroup:

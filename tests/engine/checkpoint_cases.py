@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -11,14 +13,19 @@ import torch.distributed as dist
 from equivalence_cases import FEATURES, Net, full_state
 
 import dslaunch.engine as deepspeed
-from dslaunch.engine import checkpoint_files, checkpoint_save
+from dslaunch.engine import checkpoint_contents, checkpoint_save, log
 from dslaunch.engine.model_weights import consolidated
 
-GLOBAL_BATCH = 8
+GLOBAL_BATCH = 24
 
 
 def engine_of(
-    stage: int, bf16: bool, init_seed: int, flags: tuple[str, ...] = ("tied", "frozen"), fp16: bool = False
+    stage: int,
+    bf16: bool,
+    init_seed: int,
+    flags: tuple[str, ...] = ("tied", "frozen"),
+    fp16: bool = False,
+    checkpoint: dict[str, object] | None = None,
 ) -> deepspeed.Engine:
     torch.manual_seed(init_seed)
     model = Net(flags)
@@ -40,6 +47,7 @@ def engine_of(
                 "reduce_bucket_size": 400 if init_seed % 2 else 5e8,
                 "stage3_param_persistence_threshold": 20 if init_seed % 2 else 300,
             },
+            "checkpoint": checkpoint or {},
             "log_level": "error",
         },
     )[0]
@@ -99,6 +107,65 @@ def resume_is_exact(directory: str, stage: int, bf16: bool, seed: int) -> None:
     assert train(engine, 3, seed + 1) == expected
 
 
+def whole_of(engine: deepspeed.Engine) -> dict[str, object]:
+    """Everything a checkpoint carries, on every rank. Collective."""
+    assert engine.optimizer is not None
+    assert engine.lr_scheduler is not None
+    return {
+        **state_of(engine),
+        "applied": engine.optimizer.num_applied,
+        "counters": [engine.global_steps, engine.global_samples, engine.skipped_steps],
+        "groups": checkpoint_contents.hyperparameters(engine.optimizer),
+        "scheduler": engine.lr_scheduler.state_dict(),
+        "scaler": engine.optimizer.scaler_state(),
+    }
+
+
+def different(a: dict[str, object], b: dict[str, object]) -> list[str]:
+    """Names of what differs in a bit."""
+    assert a.keys() == b.keys()
+
+    def same(x: object, y: object) -> bool:
+        return torch.equal(x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else x == y
+
+    return [name for name in a if not same(a[name], b[name])]
+
+
+def save_all(directory: str, seed: int) -> None:
+    """One checkpoint of every stage and dtype at this world size, and beside it what it must bring back."""
+    world = dist.get_world_size()
+    for stage in range(4):
+        for dtype in ("fp32", "bf16", "fp16"):
+            tag = f"{dtype}-stage{stage}-world{world}"
+            engine = engine_of(stage, dtype == "bf16", 1, fp16=dtype == "fp16")
+            train(engine, 2, seed + 10 * world + stage)
+            engine.save_checkpoint(directory, tag=tag, client_state={"tag": tag})
+            whole = whole_of(engine)
+            if dist.get_rank() == 0:
+                torch.save(whole, f"{directory}/{tag}.expected")
+
+
+def load_all(directory: str, seed: int | None) -> tuple[int, list[str]]:
+    """Each of them into an engine of every stage and other buckets; how many, and what was wrong.
+
+    With a seed each engine loads one chosen stage of every world size, without one all.
+    """
+    wrong = []
+    choose = random.Random(seed)
+    num_loads = 0
+    for stage in range(4):
+        for dtype in ("fp32", "bf16", "fp16"):
+            engine = engine_of(stage, dtype == "bf16", 2, fp16=dtype == "fp16")
+            stages = [choose.randrange(4)] if seed is not None else list(range(4))
+            for tag in (f"{dtype}-stage{s}-world{world}" for s in stages for world in range(1, 5)):
+                expected = torch.load(f"{directory}/{tag}.expected")
+                assert engine.load_checkpoint(directory, tag) == (f"{directory}/{tag}", {"tag": tag})
+                wrong += [f"{tag} at stage {stage}: {name}" for name in different(whole_of(engine), expected)]
+                num_loads += 1
+            train(engine, 1, 0)  # it can go on
+    return num_loads, wrong
+
+
 def save(directory: str, stage: int, bf16: bool, seed: int) -> dict[str, torch.Tensor]:
     engine = engine_of(stage, bf16, 1)
     train(engine, 2, seed)
@@ -106,17 +173,90 @@ def save(directory: str, stage: int, bf16: bool, seed: int) -> dict[str, torch.T
     return state_of(engine)
 
 
-def load(
-    directory: str, tag: str, stage: int, bf16: bool
-) -> tuple[dict[str, torch.Tensor], list[float], object]:
-    """Into an engine of other buckets; what it holds, the rates, and the client state."""
-    engine = engine_of(stage, bf16, 2)
-    _, client_state = engine.load_checkpoint(directory, tag)
-    assert engine.optimizer is not None
-    assert engine.optimizer.num_applied == 2
-    state = state_of(engine)
-    train(engine, 1, 0)
-    return state, engine.get_lr(), client_state
+def load(directory: str, tag: str, stage: int, bf16: bool) -> None:
+    engine_of(stage, bf16, 2).load_checkpoint(directory, tag)
+
+
+def background(directory: str, stage: int, seed: int) -> None:
+    """Saves with `checkpoint.async`: what is kept is the state at the call, whatever training does then."""
+    engine = engine_of(stage, True, 1, checkpoint={"async": True})
+    for _ in range(2):
+        train(engine, 1, seed)
+        before = state_of(engine)
+        engine.save_checkpoint(directory)
+        train(engine, 2, seed + 1)
+        after = state_of(engine)
+        engine.load_checkpoint(directory)  # waits for the save
+        assert unequal(before, state_of(engine)) == []
+        assert unequal(before, after) != []
+    engine.destroy()
+
+
+def background_failure(directory: str) -> tuple[str, bool]:
+    """The directory cannot be written any more once the save has begun; what the next call says."""
+    engine = engine_of(1, False, 1, checkpoint={"async": True})
+    engine.save_checkpoint(directory, tag="good")
+    engine.wait_for_checkpoint()
+    if dist.get_rank() == 0:
+        Path(directory, "bad").write_text("not a directory, and in the way of a rename")
+        Path(directory, ".bad.replaced").write_text("")
+    dist.barrier()
+    engine.save_checkpoint(directory, tag="bad")
+    with pytest.raises(deepspeed.CheckpointError) as caught:
+        engine.wait_for_checkpoint()
+    dist.barrier()
+    engine.save_checkpoint(directory, tag="better")
+    engine.wait_for_checkpoint()
+    return caught.value.what, Path(directory, ".bad.saving").exists()
+
+
+def keep_last(directory: str) -> None:
+    engine = engine_of(1, False, 1, checkpoint={"keep_last": 2})
+    for step in (1, 2, 3, 4):
+        engine.global_steps = step
+        engine.save_checkpoint(directory)
+        if step == 2:
+            engine.save_checkpoint(directory, tag="best", save_latest=False)
+
+
+def restart(directory: str, resume: bool) -> tuple[object, str]:
+    """As a script does at its start: the path of what was loaded, or the error; and what was warned."""
+    engine = engine_of(2, False, 2)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    log.logger.addHandler(handler)
+    log.logger.setLevel(logging.WARNING)
+    os.environ["DSLAUNCH_RESUME"] = "1" if resume else ""
+    try:
+        told: object = engine.load_checkpoint(directory)[0]
+    except deepspeed.CheckpointError as error:
+        told = error.what
+    finally:
+        del os.environ["DSLAUNCH_RESUME"]
+        log.logger.removeHandler(handler)
+    return told, "\n".join(record.getMessage() for record in records)
+
+
+def on_nodes(directory: str, num_nodes: int, seed: int) -> list[str]:
+    """Ranks on as many nodes as there are, each with storage of its own; load at other world sizes too."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    os.environ["DSLAUNCH_HOST"] = f"host{rank * num_nodes // world}"
+    local = f"{directory}/{os.environ['DSLAUNCH_HOST']}"
+    try:
+        wrong = []
+        for stage in (0, 2, 3):
+            engine = engine_of(stage, True, 1)
+            train(engine, 2, seed + stage)
+            engine.save_checkpoint(local, tag=f"stage{stage}", client_state={"stage": stage})
+            expected = whole_of(engine)
+            for other in (1, 3):
+                fresh = engine_of(other, True, 2)
+                assert fresh.load_checkpoint(local)[1] == {"stage": stage}
+                wrong += [f"{stage} to {other}: {name}" for name in different(whole_of(fresh), expected)]
+        return wrong
+    finally:
+        del os.environ["DSLAUNCH_HOST"]
 
 
 def refuse_to_load(directory: str, **options: bool) -> tuple[str, list[str]]:
@@ -135,11 +275,7 @@ def die_while_saving(directory: str, seed: int) -> None:
     engine.save_checkpoint(directory)
     train(engine, 1, seed)
     request = checkpoint_save.SaveRequest(Path(directory), "global_step2", {}, True, False)
-    target = checkpoint_files.saving_dir(request.save_dir, request.tag)
-    if dist.get_rank() == 0:
-        checkpoint_files.fresh_dir(target)
-    dist.barrier()
-    checkpoint_save.write_files(engine, request, target)
+    checkpoint_save.write_files(checkpoint_save.prepare(engine, request), dist.get_rank())
     dist.barrier()
     os._exit(9)
 

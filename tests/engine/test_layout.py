@@ -9,7 +9,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslaunch.engine.layout import Layout, ParamSpec, plan_layout, plan_reshard
+from dslaunch.engine.layout import ParamSpec, cut, even_part, pieces_of, plan_layout
 
 numels = st.integers(0, 300)
 
@@ -81,44 +81,28 @@ def test_an_example() -> None:
     assert [bucket.numel for bucket in layout.buckets] == [16, 16]
 
 
-def _fill(layout: Layout, shard: int) -> list[list[tuple[str, int] | None]]:
-    """A shard whose elements say which element of which parameter they are; None is padding."""
-    found = []
-    for bucket in layout.buckets:
+@given(params(), shards, caps, shards, st.data())
+def test_pieces_hold_every_element_in_order(
+    specs: list[ParamSpec], num_shards: int, cap: int, num_files: int, data: st.DataObject
+) -> None:
+    """The files of the engine's shards, or of any other even parts, as buckets of (parameter, element)."""
+    for bucket in plan_layout(specs, num_shards, cap).buckets:
         flat: list[tuple[str, int] | None] = [None] * bucket.numel
         for slot in bucket.slots:
-            for i in range(slot.numel):
-                flat[slot.offset + i] = (slot.name, i)
-        own = bucket.shard(layout.num_shards, shard)
-        found.append(flat[own.start : own.stop])
-    return found
-
-
-@given(params(), shards, caps, shards, caps, alignments)
-def test_resharding_brings_every_element_home(
-    specs: list[ParamSpec], old_shards: int, old_cap: int, new_shards: int, new_cap: int, alignment: int
-) -> None:
-    old = plan_layout(specs, old_shards, old_cap)
-    new = plan_layout(specs, new_shards, new_cap, alignment)
-    sources = [_fill(old, shard) for shard in range(old_shards)]
-    for shard in range(new_shards):
-        target: list[list[tuple[str, int] | None]] = [
-            [None] * len(bucket.shard(new_shards, shard)) for bucket in new.buckets
-        ]
-        for copy in plan_reshard(old, new, shard):
-            source = sources[copy.source_shard][copy.source_bucket]
-            piece = source[copy.source_start : copy.source_start + copy.numel]
-            assert len(piece) == copy.numel > 0
-            target[copy.target_bucket][copy.target_start : copy.target_start + copy.numel] = piece
-        assert target == _fill(new, shard)
-
-
-@given(params(), shards, caps)
-def test_an_unchanged_layout_copies_each_shard_from_itself(
-    specs: list[ParamSpec], num_shards: int, cap: int
-) -> None:
-    layout = plan_layout(specs, num_shards, cap)
-    for shard in range(num_shards):
-        for copy in plan_reshard(layout, layout, shard):
-            assert copy.source_shard == shard
-            assert (copy.source_bucket, copy.source_start) == (copy.target_bucket, copy.target_start)
+            flat[slot.offset : slot.offset + slot.numel] = [(slot.name, i) for i in range(slot.numel)]
+        parts = [even_part(bucket.numel, num_files, index) for index in range(num_files)]
+        assert [i for part in parts for i in part] == list(range(bucket.numel))
+        if num_files == num_shards:
+            assert parts == [bucket.shard(num_shards, index) for index in range(num_shards)]
+        pieces = pieces_of(bucket, "t", num_files)
+        assert list(pieces) == [slot.name for slot in bucket.slots]
+        for slot in bucket.slots:
+            low = data.draw(st.integers(0, slot.numel))
+            high = data.draw(st.integers(low, slot.numel))
+            read = [
+                element
+                for piece in cut(pieces[slot.name], low, high)
+                for element in flat[parts[piece.file].start + piece.start :][: piece.numel]
+            ]
+            assert read == [(slot.name, i) for i in range(low, high)]
+            assert all(piece.numel for piece in pieces[slot.name])
