@@ -94,6 +94,9 @@ class GroupFleet:
             return no_agent(link.node_rank, error)
         if group.reason(link.node_rank) and not link.said_goodbye:
             link.post(AgentClosed(link.node_rank, group.reason(link.node_rank), self._hint(link)))
+        elif group.returncode(link.node_rank) is not None and not link.said_goodbye:
+            # the tool goes on for the other hosts' sake, and nobody would miss this one before the lease ends
+            link.post(self._end(link, SessionEnd(group.returncode(link.node_rank), "")))
         return None
 
     def _hint(self, link: AgentLink) -> str:

@@ -86,6 +86,9 @@ class Group(Protocol):
     def reason(self, index: int) -> str:
         """The tool's own words about the process on `hosts[index]`; "" where it said nothing."""
 
+    def returncode(self, index: int) -> int | None:
+        """How the process on `hosts[index]` ended, negative for a signal; None where nothing tells."""
+
     def write(self, data: bytes) -> None:
         """Queue bytes for every process's stdin. Only where the backend `has_stdin`; never blocks."""
 

@@ -130,6 +130,11 @@ class ToolGroup:
         """The tool's last words about the process on `hosts[index]`; "" where it said nothing."""
         return self._reasons.get(index, "")
 
+    def returncode(self, index: int) -> int | None:
+        """From the process's farewell, where it says one: a shell's 128 + n is signal n."""
+        code = self._exit_codes.get(index)
+        return 128 - code if code is not None and code > 128 else code
+
     def take(self, complaint: Complaint) -> None:
         """The first words tell why, those that follow only that it is over."""
         self._reasons.setdefault(complaint.index, complaint.words)

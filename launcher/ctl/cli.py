@@ -10,8 +10,14 @@ from pathlib import Path
 import click
 
 from dslaunch.hostfile import TopologyError
-from dslaunch.launcher.ctl.options import host_request, launch_request, takes_hosts, takes_launch
-from dslaunch.launcher.errors import EXIT_USAGE, UsageError
+from dslaunch.launcher.ctl.options import (
+    host_request,
+    launch_request,
+    takes_hosts,
+    takes_hosts_and_ways,
+    takes_launch,
+)
+from dslaunch.launcher.errors import EXIT_LAUNCH_FAILED, EXIT_USAGE, LaunchError, UsageError
 from dslaunch.launcher.options import underscores
 
 _EXIT_INTERRUPTED = 130
@@ -117,6 +123,40 @@ def check(script: str, fast: bool, start_s: float, as_json: bool, **flags: objec
     return check_hosts(resolved, is_thorough=not fast, start_s=start_s, is_json=as_json)
 
 
+@takes_hosts_and_ways
+@_dslaunchctl.command()
+@click.option("--fault", "wanted", multiple=True, help="Only faults that begin so: 'rank', 'CLI'.")
+@_JSON
+def selftest(wanted: tuple[str, ...], as_json: bool, **flags: object) -> int:
+    """Try on your own hosts what can go wrong with a job, and whether anything is left of it.
+
+    One small job for each fault, on every slot, without touching a device: a rank exits or is killed, its
+    parent, an agent, the program that carries the connection, or dslaunch itself is killed, interrupted or
+    told to end, while other ranks ignore signals, stand stopped, or flood their output. Nothing is
+    installed, and only processes of these jobs are ever touched. The exit code is 0 only if after every
+    fault all of the job was gone within 10 s, with the right exit code and the right cause.
+    """
+    from dslaunch.launcher.ctl.selftest import enough_ranks, faults_to_try
+    from dslaunch.launcher.ctl.selftest import selftest as run_selftest
+    from dslaunch.launcher.machine import Machine
+    from dslaunch.launcher.resolve import resolve
+
+    if flags["hostfile"] == "-":
+        raise UsageError("--hostfile - with selftest, which launches many times", "write it to a file")
+    machine = Machine.here()
+    resolved = resolve(enough_ranks(resolve(host_request(flags), machine)), machine)
+    chosen = faults_to_try(resolved.backend, wanted)
+    text, code = run_selftest(resolved, chosen, _progress, as_json=as_json)
+    click.echo(text)
+    return code
+
+
+def _progress(text: str) -> None:
+    """On a terminal, a line that is written over."""
+    if sys.stderr.isatty():
+        click.echo(f"\r{text:<60}\r", nl=False, err=True)
+
+
 @_dslaunchctl.command()
 @click.argument("file", metavar="DS_CONFIG")
 @click.option("--world_size", metavar="N", help="Data-parallel ranks; checks the batch sizes.")
@@ -143,6 +183,9 @@ def main() -> int:
         return _refuse(error.format_message().rstrip("."), f"see {where} --help")
     except (UsageError, TopologyError) as error:
         return _refuse(str(error), error.hint)
+    except LaunchError as error:
+        click.echo(f"error: {error.what}\nhint: {error.hint}", err=True)
+        return EXIT_LAUNCH_FAILED
     except click.Abort:
         return _EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -13,6 +13,7 @@ from dslaunch.launcher.request import LaunchRequest
 Command = TypeVar("Command", bound=click.Command)
 
 _SHARED = ("hostfile", "include", "exclude", "num_nodes", "num_gpus", "ssh_config", "ssh_port")
+_WAYS = ("launcher", "launcher_args", "python", "venv_script", "start_timeout_s")
 
 
 _OF_A_LAUNCH = (
@@ -33,6 +34,11 @@ _OF_A_LAUNCH = (
 def takes_hosts(command: Command) -> Command:
     """Decorate a command: give it the options about hosts, before its own."""
     return _take(command, _SHARED)
+
+
+def takes_hosts_and_ways(command: Command) -> Command:
+    """The same, and the options about how they are reached."""
+    return _take(command, _SHARED + _WAYS)
 
 
 def takes_launch(command: Command) -> Command:

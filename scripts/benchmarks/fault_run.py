@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import peers
-from benchmarks.fault_kinds import Fault, names_cause
+from benchmarks.fault_kinds import names_cause
 from benchmarks.fault_subjects import Scene, Subject
 from benchmarks.marked import MARKER, Found, Marked, parent, rank_of
 from benchmarks.process_tree import RANK_LINE, BenchmarkError
+from dslaunch.launcher.ctl.chaos.faults import Fault
 
 WATCH_S = 35.0
 """Longer than the grace of 30 s that most launchers have."""
@@ -103,14 +104,16 @@ class FaultRun:
                 os.kill(agent, signal.SIGKILL)
             case Fault.KILL_CLI:
                 self._process.kill()
-            case Fault.TERM_CLI:
-                self._process.terminate()
+            case Fault.TERM_CLI | Fault.HUP_CLI:
+                self._process.send_signal(self._fault.signal)
             case Fault.INT_CLI:
                 os.killpg(self._process.pid, signal.SIGINT)
             case Fault.HOST_KILLED:
                 self._scene.hosts.kill(self._host)
             case Fault.HOST_CUT:
                 self._scene.hosts.cut(self._host)
+            case Fault.KILL_WRAPPER | Fault.KILL_TOOL:
+                raise BenchmarkError(f"{self._fault.value} is not measured here")
 
     def watch(self, closely: bool) -> bool:
         """Whether all has ended, after a look for a few seconds (`closely`) or for the rest of WATCH_S."""

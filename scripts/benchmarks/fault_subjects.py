@@ -6,14 +6,14 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks import peers
-from benchmarks.fault_kinds import Fault
 from benchmarks.hosts import Cluster
 from benchmarks.marked import MARKER
+from dslaunch.launcher.ctl.chaos import rank
+from dslaunch.launcher.ctl.chaos.faults import Fault
 
-PAYLOAD = str(Path(__file__).parent / "payload" / "patient.py")
+PAYLOAD = str(rank.__file__)
 GRACE_S = 1
 NUM_RANKS_A_HOST = 2
 _LOCAL_RANKS = 4
@@ -50,7 +50,9 @@ class Subject:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def suffers(self, fault: Fault) -> bool:
-        """Whether the fault can happen to it."""
+        """Whether the fault can happen to it, and is one of those that are compared here."""
+        if fault in (Fault.KILL_WRAPPER, Fault.KILL_TOOL):
+            return False
         if fault is Fault.KILL_AGENT:
             return self.has_agent
         return (self.has_cli or not fault.is_of_cli) and (self.over_hosts or not fault.needs_hosts)

@@ -19,11 +19,11 @@ import click
 from rich.table import Column, Table
 
 from benchmarks import figures
-from benchmarks.fault_kinds import Fault
 from benchmarks.fault_run import WATCH_S, FaultRun, Outcome
 from benchmarks.fault_subjects import Scene, Subject, subjects
 from benchmarks.hosts import Cluster, cluster_prefix, why_impossible
 from benchmarks.process_tree import BenchmarkError
+from dslaunch.launcher.ctl.chaos.faults import Fault
 
 _MAX_WATCHED = 12
 """Jobs that hang are watched beside the next; each has hosts of its own."""

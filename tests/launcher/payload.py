@@ -47,6 +47,15 @@ def wait() -> None:
         time.sleep(120)
 
 
+def kills_agent() -> None:
+    """Rank 2 kills its parent."""
+    print("up", flush=True)
+    if os.environ["RANK"] == "2":
+        time.sleep(0.5)  # the others' words go first
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(120)
+
+
 def daemon() -> None:
     """Ends well, and leaves a child behind that holds its stdout."""
     subprocess.Popen(["sleep", "120"], start_new_session=True)
