@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dslaunch.launcher.check.ask import ask_hosts
-from dslaunch.launcher.check.host_answer import Asked, Severity
+from dslaunch.launcher.check.host_answer import Asked, Finding, Severity
 from dslaunch.launcher.check.judge import judge
+from dslaunch.launcher.check.links import Pair, judge_pairs
+from dslaunch.launcher.check.measure import measure_pairs
 from dslaunch.launcher.check.show import as_json, as_text
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.fleets import check_backend
@@ -15,20 +19,42 @@ from dslaunch.launcher.plan import Resolved
 from dslaunch.launcher.rank_env import DEFAULT_MASTER_PORT
 
 _EXIT_FOUND = 1
+_LINKS_LIMIT_S = 120.0
 
 
-def check_hosts(resolved: Resolved, *, is_thorough: bool, start_s: float, is_json: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How hosts are to be looked over. `start_s` is how long one may take to be reached."""
+
+    is_thorough: bool
+    measures_links: bool
+    is_json: bool
+    start_s: float
+
+
+def check_hosts(resolved: Resolved, manner: Manner) -> int:
     """0 where there is nothing to mend, else 1. Raises UsageError where the backend cannot be used."""
     check_backend(resolved)
     started_at = time.monotonic()
-    answers = asyncio.run(ask_hosts(resolved, is_thorough=is_thorough, start_s=start_s))
+    answers = asyncio.run(ask_hosts(resolved, is_thorough=manner.is_thorough, start_s=manner.start_s))
     findings = judge(asked_of(resolved), answers)
     took_s = time.monotonic() - started_at
-    show = as_json if is_json else as_text
     console = Console()
-    console.write(1, show(answers, findings, took_s).encode("utf-8", "surrogateescape") + b"\n")
+    pairs: Sequence[Pair] = ()
+    if manner.measures_links and _is_any(findings, Severity.ERROR):
+        console.say("links are not measured before the errors are mended")
+    elif manner.measures_links:
+        pairs = asyncio.run(measure_pairs(resolved, console, _LINKS_LIMIT_S))
+        findings = (*findings, *judge_pairs(pairs))
+    show = as_json if manner.is_json else as_text
+    console.write(1, show(answers, findings, pairs, took_s).encode("utf-8", "surrogateescape") + b"\n")
     console.close(None)
-    return _EXIT_FOUND if any(found.severity is not Severity.NOTE for found in findings) else 0
+    is_unmeasured = manner.measures_links and not pairs and sum(len(one.slots) for one in answers) > 1
+    return _EXIT_FOUND if is_unmeasured or _is_any(findings, Severity.ERROR, Severity.WARNING) else 0
+
+
+def _is_any(findings: Sequence[Finding], *severities: Severity) -> bool:
+    return any(found.severity in severities for found in findings)
 
 
 def asked_of(resolved: Resolved) -> Asked:

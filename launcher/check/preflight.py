@@ -29,7 +29,7 @@ async def preflight(resolved: Resolved, say: Callable[[str], None], folder: RunF
     findings = judge(asked_of(resolved), answers)
     took_s = time.monotonic() - started_at
     if folder is not None:
-        folder.write_preflight(as_json(answers, findings, took_s))
+        folder.write_preflight(as_json(answers, findings, (), took_s))
     for found in findings:
         if found.severity is Severity.ERROR or not request.quiet:
             say(line(found))

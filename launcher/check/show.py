@@ -7,14 +7,18 @@ from collections.abc import Iterator, Sequence
 
 from dslaunch.hostfile import fold_names
 from dslaunch.launcher.check.host_answer import Finding, HostAnswer, Severity
+from dslaunch.launcher.check.links import Pair, pairs_in_words
 from dslaunch.launcher.survey.records import Answer
 
 _DIGEST_CHARS = 12
 
 
-def as_text(answers: Sequence[HostAnswer], findings: Sequence[Finding], took_s: float) -> str:
+def as_text(
+    answers: Sequence[HostAnswer], findings: Sequence[Finding], pairs: Sequence[Pair], took_s: float
+) -> str:
     """One row for all hosts that are alike, one line a problem with its remedy, and how many there are."""
-    return "\n".join([*_table(answers), *map(line, findings), summary(answers, findings, took_s)])
+    links = [pairs_in_words(pairs)] if pairs else []
+    return "\n".join([*_table(answers), *map(line, findings), *links, summary(answers, findings, took_s)])
 
 
 def line(found: Finding) -> str:
@@ -33,14 +37,17 @@ def summary(answers: Sequence[HostAnswer], findings: Sequence[Finding], took_s: 
     return f"{hosts} looked over in {took_s:.1f} s: {', '.join(counts) or 'nothing found'}"
 
 
-def as_json(answers: Sequence[HostAnswer], findings: Sequence[Finding], took_s: float) -> str:
-    """One object: `took_s`, `findings`, and `hosts` with all that they answered; null for no answer."""
+def as_json(
+    answers: Sequence[HostAnswer], findings: Sequence[Finding], pairs: Sequence[Pair], took_s: float
+) -> str:
+    """One object: `took_s`, `findings`, `pairs`, and `hosts` with their answers; null for none."""
     record = {
         "took_s": round(took_s, 3),
         "findings": [
             {"severity": one.severity.value, "hosts": one.hosts, "what": one.what, "remedy": one.remedy}
             for one in findings
         ],
+        "pairs": [{"hosts": one.names, "gbps": round(one.gbps, 3), "error": one.error} for one in pairs],
         "hosts": [
             {
                 "host": one.host,

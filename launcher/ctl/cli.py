@@ -100,6 +100,9 @@ def execute(no_fold: bool, argv: tuple[str, ...], **flags: object) -> int:
     "--fast", is_flag=True, help="Leave out what takes more than a moment: drivers, who holds devices."
 )
 @click.option(
+    "--nccl", is_flag=True, help="Also time all-reduces between pairs of hosts; over gloo without GPUs."
+)
+@click.option(
     "--timeout",
     "start_s",
     type=click.FloatRange(min=0),
@@ -109,18 +112,19 @@ def execute(no_fold: bool, argv: tuple[str, ...], **flags: object) -> int:
 )
 @_JSON
 @click.argument("script", default="")
-def check(script: str, fast: bool, start_s: float, as_json: bool, **flags: object) -> int:
+def check(script: str, fast: bool, nccl: bool, start_s: float, as_json: bool, **flags: object) -> int:
     """Look all hosts over before a launch, and tell what is wrong, with its remedy.
 
     Hosts, Python, folder and SCRIPT, versions, devices, ways between the hosts, names, clocks, room and
     limits. Nothing is changed, and nothing left. The exit code is 1 where there is something to mend.
     """
-    from dslaunch.launcher.check.command import check_hosts
+    from dslaunch.launcher.check.command import Manner, check_hosts
     from dslaunch.launcher.machine import Machine
     from dslaunch.launcher.resolve import resolve
 
     resolved = resolve(launch_request(script, flags), Machine.here())
-    return check_hosts(resolved, is_thorough=not fast, start_s=start_s, is_json=as_json)
+    manner = Manner(is_thorough=not fast, measures_links=nccl, is_json=as_json, start_s=start_s)
+    return check_hosts(resolved, manner)
 
 
 @takes_hosts_and_ways
