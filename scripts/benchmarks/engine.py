@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -62,9 +61,7 @@ def measure(devices: str, world: int, dtype: str, shape: str, tiny: bool, steps:
     subjects = ["ddp", "fsdp2", *STAGES]
     if importlib.util.find_spec("deepspeed") is not None:
         subjects += ["deepspeed1", "deepspeed2", "deepspeed3"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = figures.free_port()
     arguments = [
         sys.executable,
         str(ROOT / "scripts/benchmarks/payload/engine_rank.py"),

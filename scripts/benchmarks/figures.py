@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,14 @@ def machine_line() -> str:
         f"{os.cpu_count()} cores of {_cpu_model()}, {gigabytes:.0f} GB, Linux {platform.release()}, "
         f"Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}"
     )
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
 
 
 def progress(text: str) -> None:

@@ -192,12 +192,17 @@ def _small_tensors(bench: Bench) -> Job:
 
 
 def _model_tensors(bench: Bench, numel: int) -> Job:
-    """Shapes of a decoder: per layer, four matrices and two vectors of the width."""
+    sizes = decoder_sizes(numel)
+    return _tensors(f"{len(sizes)} tensors of a decoder {sizes[-1]} wide", bench, sizes)
+
+
+def decoder_sizes(numel: int) -> list[int]:
+    """Shapes of a decoder of about `numel`: per layer, four matrices and two vectors of the width."""
     width = 64
     while 12 * (2 * width) ** 2 * 24 <= numel:
         width *= 2
     layer = [3 * width * width, width * width, 4 * width * width, 4 * width * width, width, width]
-    return _tensors(f"{6 * 24} tensors of a decoder {width} wide", bench, layer * 24)
+    return layer * 24
 
 
 def _tensors(name: str, bench: Bench, sizes: list[int]) -> Job:

@@ -22,8 +22,8 @@ LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LR, NUM_STEPS = 0.01, 4
 
 
-def run_ranks(world: int, *arguments: str) -> str:
-    """What rank 0 of cuda_cases.py prints."""
+def run_ranks(world: int, *arguments: str, script: str = "cuda_cases.py") -> str:
+    """What rank 0 of `script` prints."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -33,7 +33,7 @@ def run_ranks(world: int, *arguments: str) -> str:
         environ |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     started = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "cuda_cases.py"), *arguments],
+            [sys.executable, str(HERE / script), *arguments],
             env={**environ, **place_of(rank, world)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """One rank of the engine benchmark: trains one model under every subject in turn, prints times as JSON.
 
-Subjects: `ddp`, `fsdp2`, `stage0` to `stage3` (dslaunch.engine), `deepspeed1` to `deepspeed3`, and `limit`:
-forward and backward alone with parameters in the compute dtype.
+Subjects: `ddp`, `fsdp2`, `stage0` to `stage3` (dslaunch.engine), `deepspeed1` to `deepspeed3`, the keys of
+OFFLOADS, and `limit`: forward and backward alone with parameters in the compute dtype.
 """
 
 from __future__ import annotations
@@ -22,15 +22,26 @@ sys.path.insert(0, str(Path(__file__).parent))
 from exposed import exposed_share  # type: ignore[import-not-found,unused-ignore]
 from gpt import Gpt, Shape, Tiny  # type: ignore[import-not-found,unused-ignore]
 from own_host import choose_device  # type: ignore[import-not-found,unused-ignore]
+from timeline import timeline  # type: ignore[import-not-found,unused-ignore]
 
 HYPER: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
+ON_HOST = {"device": "cpu", "pin_memory": True}
+OFFLOADS: dict[str, dict[str, object]] = {  # zero_optimization
+    "offload": {"stage": 2, "offload_optimizer": ON_HOST},
+    "offload-eager": {"stage": 2, "offload_optimizer": ON_HOST},
+    "offload-half": {"stage": 2, "offload_optimizer": {**ON_HOST, "ratio": 0.5}},
+    "offload-params": {"stage": 3, "offload_optimizer": ON_HOST, "offload_param": ON_HOST},
+    "deepspeed-offload": {"stage": 2, "offload_optimizer": ON_HOST},
+}
+
 Step = Callable[[torch.Tensor], torch.Tensor]
 
 
-def engine_step(model: torch.nn.Module, engine_module: Any, stage: int, dtype: str, micro: int) -> Step:
-    zero: dict[str, object] = {"stage": stage, "overlap_comm": True}
+def engine_step(model: torch.nn.Module, engine_module: Any, subject: str, dtype: str, micro: int) -> Step:
+    zero: dict[str, object] = OFFLOADS.get(subject) or {"stage": int(subject[-1])}
+    zero = {**zero, "overlap_comm": True}
     if isinstance(model, Tiny):
         zero["stage3_param_persistence_threshold"] = 0
     config: dict[str, object] = {
@@ -42,6 +53,8 @@ def engine_step(model: torch.nn.Module, engine_module: Any, stage: int, dtype: s
     }
     if dtype != "fp32":
         config[dtype] = {"enabled": True}
+    if subject == "offload-eager":  # nothing has to be known of all gradients before the first step
+        config |= {"gradient_clipping": 0.0, "bf16": {"enabled": True, "check_grad_overflow": False}}
     engine = engine_module.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
     def step(ids: torch.Tensor) -> torch.Tensor:
@@ -95,14 +108,14 @@ def limit_step(model: torch.nn.Module, dtype: torch.dtype) -> Step:
 def make(subject: str, build: Callable[[], torch.nn.Module], dtype: str, micro: int, device: Any) -> Step:
     torch.manual_seed(0)
     model = build()
-    if subject.startswith("stage"):
+    if subject.startswith(("stage", "offload")):
         import dslaunch.engine as engine_module
 
-        return engine_step(model, engine_module, int(subject[-1]), dtype, micro)
+        return engine_step(model, engine_module, subject, dtype, micro)
     if subject.startswith("deepspeed"):
         import deepspeed  # type: ignore[import-not-found,unused-ignore]
 
-        return engine_step(model, deepspeed, int(subject[-1]), dtype, micro)
+        return engine_step(model, deepspeed, subject, dtype, micro)
     model.to(device)
     if subject == "limit":
         return limit_step(model, DTYPES[dtype])
@@ -162,6 +175,7 @@ def main() -> None:
             "cpu_ms": [cpu for _, cpu in samples],
             "peak_bytes": torch.cuda.max_memory_allocated() if cuda else None,
             "exposed": exposed_share(step, ids) if cuda and dist.get_world_size() > 1 else None,
+            "timeline": timeline(step, ids) if cuda and subject in OFFLOADS else None,
             "losses": losses,
         }
         if dist.get_rank() == 0:
