@@ -69,9 +69,9 @@ def reduce_scatter_mean(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
 
 
 @logged("all_gather")
-def all_gather(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
-    """Start filling `bucket` [P] from every rank's `shard` [S], which is its own part of it."""
-    work = all_gather_flat(bucket, shard, async_op=True)
+def all_gather(bucket: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup | None = None) -> Pending:
+    """Start filling `bucket` [P] from every rank's `shard` [S], its part of it; `group` None: all of them."""
+    work = all_gather_flat(bucket, shard, group=group, async_op=True)
     assert work is not None
     return Pending(work, None, dist.get_world_size())
 

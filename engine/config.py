@@ -190,10 +190,18 @@ def _zero(reading: Reading) -> ZeroConfig:
             f"{at}.stage",
         )
     if stage < 3:
-        idle = [path for path in reading.values if path.startswith((f"{at}.stage3_", f"{at}.leaf_module"))]
+        only = (f"{at}.stage3_", f"{at}.leaf_module", f"{at}.zero_hpz", f"{at}.zero_quantized_weights")
+        idle = [path for path in reading.values if path.startswith(only)]
         if idle:
             reading.no_effect["only ZeRO stage 3 reads it"] = idle
     offload_optimizer, offload_param = offload_sections(reading, stage)
+    quantizes = f"{at}.zero_quantized_weights"
+    if offload_param.is_on and reading.get(quantizes, bool, False):
+        raise ConfigError(
+            f"{quantizes} is not supported with offload_param",
+            "keep one of them; zero_hpz_partition_size goes with both",
+            quantizes,
+        )
     return reading.record(
         ZeroConfig,
         f"{at}.",

@@ -119,10 +119,8 @@ ZERO: Mapping[str, Answer] = {
         name: Renamed(f"zero_optimization.stage3_{name}")
         for name in (*settings_of(Stage3Config), "max_reuse_distance", "module_granularity_threshold")
     },
-    "zero_hpz_partition_size": Refused("ZeRO++ is not supported", off=(1, None)),
-    "zero_quantized_weights": Refused("ZeRO++ is not supported"),
-    "zero_quantized_nontrainable_weights": Refused("ZeRO++ is not supported"),
-    "zero_quantized_gradients": Refused("ZeRO++ is not supported"),
+    "zero_quantized_nontrainable_weights": Refused("shards of frozen parameters are kept exact"),
+    "zero_quantized_gradients": Refused("gradients travel unrounded; zero_quantized_weights is supported"),
     "zenflow": Refused("ZenFlow is not supported"),
     "mics_shard_size": NoEffect("DeepSpeed itself has removed it", quiet=(-1, None)),
     "mics_hierarchical_params_gather": _REMOVED,

@@ -104,6 +104,10 @@ class ZeroConfig:
     )
     reduce_bucket_size: int = setting(500_000_000, "the largest bucket of one collective", low=1)
     overlap_comm: bool = setting(True, "average buckets while backward still runs (DeepSpeed: stage 3 only)")
+    zero_hpz_partition_size: int = setting(
+        1, "ranks of a node, which hold a second shard of the parameters for backward", low=1
+    )
+    zero_quantized_weights: bool = setting(False, "gather parameters as int8 blocks")
     stage3: Stage3Config = Stage3Config()
     leaf_module: LeafModules = LeafModules()
     offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()

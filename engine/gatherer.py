@@ -94,6 +94,8 @@ class Gatherer:
         self._uses.clear()
         for number in list(self._live):
             self._release(number)
+        for bucket in self.buckets:
+            bucket.second = None
 
     def bucket_complete(self, bucket: object) -> None:
         """All gradients of `bucket` have arrived in this backward pass: nothing needs its parameters."""
@@ -158,8 +160,11 @@ class Gatherer:
             self.order.step(number, where)
             self._start(number)
         self._prefetch()
+        trains = torch.is_grad_enabled()
         for number in numbers:
-            self.buckets[number].gather()
+            self.buckets[number].gather(exact=False)
+            if trains:
+                self.buckets[number].keep_second()
 
     def _prefetch(self) -> None:
         ahead = 0
@@ -177,10 +182,12 @@ class Gatherer:
 
     def _start(self, number: int) -> None:
         self._live[number] = self.buckets[number].spec.numel
-        self.buckets[number].start_gather()
+        self.buckets[number].in_use = True
+        self.buckets[number].start_gather(exact=False)
 
     def _release(self, number: int) -> None:
         if self._live.pop(number, None) is not None:
+            self.buckets[number].in_use = False
             self.buckets[number].release()
 
     def _count_uses(self, frozen: Sequence[int], inputs: Sequence[torch.Tensor]) -> None:

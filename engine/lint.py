@@ -33,6 +33,11 @@ def lint(
     found = survey(raw, loaded.notes)
     findings += _findings(found, raw)
     batch = None if num_ranks is None else _batch(found.config, num_ranks, findings)
+    node = found.config.zero.zero_hpz_partition_size
+    if num_ranks is not None and num_ranks % node:
+        path = "zero_optimization.zero_hpz_partition_size"
+        what = f"{path}: {num_ranks} ranks are no multiple of {node}"
+        findings.append(Finding("error", path, what, "set it to the number of ranks of a node"))
     memory = None
     if num_ranks is not None and num_params is not None:
         memory = _memory(found.config, num_ranks, num_params)

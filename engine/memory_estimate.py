@@ -43,7 +43,9 @@ class ModelStates:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes on one rank. `buffers`: gradients under way (from stage 2) and parameters gathered ahead (3)."""
+    """Bytes on one rank. `buffers`: gradients under way (from stage 2), parameters gathered ahead and hpZ's
+    second shard (3).
+    """
 
     stage: int
     params_bytes: int
@@ -83,7 +85,9 @@ def _buffers(states: ModelStates, num_ranks: int, zero: ZeroConfig, stage: int) 
     if stage == 2:
         return grads
     ahead = min(zero.stage3.prefetch_bucket_size, zero.stage3.max_live_parameters, states.num_params)
-    return grads + ahead * _NUM_BYTES[states.dtype]
+    node = zero.zero_hpz_partition_size
+    second = _share(states.num_params, node) if 1 < node < num_ranks else 0
+    return grads + (ahead + second) * _NUM_BYTES[states.dtype]
 
 
 def _share(num_bytes: int, num_ranks: int) -> int:

@@ -47,7 +47,7 @@ def consolidated(
             if id(param) not in taken:
                 taken[id(param)] = param.data.cpu() if param.is_cuda else param.data.clone()
             found[name] = taken[id(param)]
-        held.release()
+        held.let_go()
     return found if keep else {}
 
 

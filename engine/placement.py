@@ -27,6 +27,7 @@ from dslaunch.engine.sharded import (
     sharded_bucket_of,
 )
 from dslaunch.engine.units import Unit, UnitRules, find_units, leaf_rule
+from dslaunch.engine.zeropp import join_node
 
 # Buckets no larger than this leave early enough to overlap with backward, and are large enough for full
 # bandwidth. reduce_bucket_size is a cap on top of it.
@@ -84,10 +85,14 @@ def place(
     trained, frozen = _build(specs, named, sharding, settings, device, host_home)
     _gather_what_init_sharded(named.values(), {id(p) for b in (*trained, *frozen) for p in b.members})
     _move_the_rest(model, named, settings, device)
+    placement = Placement(sharding, trained, frozen, units)
+    node = join_node(world, settings.zero.zero_hpz_partition_size) if placement.sharded else None
+    for bucket in placement.sharded:
+        bucket.node, bucket.quantizes = node, settings.zero.zero_quantized_weights
     if stage == 3:
         for param in named.values():
             give_surface(param)
-    return Placement(sharding, trained, frozen, units)
+    return placement
 
 
 def host_home_of(settings: EngineConfig, device: torch.device) -> HostHome | None:

@@ -26,6 +26,7 @@ from dslaunch.engine.errors import EngineError
 from dslaunch.engine.host_memory import host_empty, pinned_empty
 from dslaunch.engine.lanes import Lane, Mark, Waitable
 from dslaunch.engine.layout import BucketSpec
+from dslaunch.engine.zeropp import Node, gather_quantized
 
 
 class ZeroParamStatus(Enum):
@@ -47,23 +48,35 @@ class ShardedBucket(Bucket):
     lane: Lane | None = None  # what brings the shard to the device; None: it is there
     version: int = 0  # of `params`, for autograd
     num_holders: int = 0  # GatheredParameters contexts that keep it gathered
+    in_use: bool = False  # by the pass that is under way
+    node: Node | None = None  # hpZ: the ranks that hold a second shard together
+    second: torch.Tensor | None = None  # [P / node.size] of this rank, of this pass
+    quantizes: bool = False  # qwZ: what is only computed with may be rounded
+    rounded: bool = False  # it is
 
-    def start_gather(self) -> None:
-        """Start the all-gather unless the parameters are here or on their way."""
+    def start_gather(self, exact: bool = True) -> None:
+        """Start the all-gather unless the parameters are here or on their way; not `exact`: see zeropp."""
+        if exact and self.rounded and not self.num_holders:
+            self.release()
         if self.status is not ZeroParamStatus.NOT_AVAILABLE:
             return
+        self.rounded = self.quantizes and not exact
         self.params.untyped_storage().resize_(self.params.numel() * self.params.element_size())
-        if self.lane is not None:
+        if self.second is not None and self.node is not None and self.rounded == self.quantizes:
+            self.pending = collectives.all_gather(self.params, self.second, self.node.group)
+        elif self.lane is not None:
             self.pending = self._start_fetch(self.lane)
         elif collectives.num_ranks() == 1:
             self.params.copy_(self.param_shard)
+        elif self.rounded:
+            self.pending = gather_quantized(self.params, self.param_shard)
         else:
             self.pending = collectives.all_gather(self.params, self.param_shard)
         self._mark(ZeroParamStatus.INFLIGHT)
 
-    def gather(self) -> None:
+    def gather(self, exact: bool = True) -> None:
         """Have the whole parameters here; the current stream waits for them."""
-        self.start_gather()
+        self.start_gather(exact)
         if self.status is ZeroParamStatus.AVAILABLE:
             return
         if self.pending is not None:
@@ -91,7 +104,24 @@ class ShardedBucket(Bucket):
         for param in self.members:
             param.data = self.empty
         self.params.untyped_storage().resize_(0)
+        self.rounded = False
         self._mark(ZeroParamStatus.NOT_AVAILABLE)
+
+    def let_go(self) -> None:
+        """Release unless the pass that is under way goes on with it."""
+        if not self.in_use:
+            self.release()
+
+    def keep_second(self) -> None:
+        """hpZ: keep this rank's part of the node's copy of what is gathered."""
+        if self.node is not None and self.second is None:
+            own = self.spec.shard(self.node.size, self.node.index)
+            self.second = self.params[own.start : own.stop].clone()
+
+    def keep_member(self, index: int) -> None:
+        """Take this rank's part of member `index` into the shard and its master, after it was edited."""
+        Bucket.keep_member(self, index)
+        self.second = None
 
     def _start_fetch(self, lane: Lane) -> Waitable:
         """Bring the shard to the device beside the compute, then gather from there."""

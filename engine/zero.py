@@ -74,7 +74,7 @@ class GatheredParameters:
             self._keep_edits(self._modifier)
         for bucket in self._sharded():
             bucket.num_holders -= 1
-            bucket.release()
+            bucket.let_go()
 
     @torch.no_grad()
     def _keep_edits(self, source: int) -> None:

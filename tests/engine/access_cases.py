@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from zero_models import WIDTH, Model, assert_close, batch, config, engine_of, train, twins, whole
+from zero_models import WIDTH, Model, assert_close, batch, config, engine_of, live_numel, train, twins, whole
 
 import dslaunch.engine as deepspeed
 from dslaunch.engine import safe_access as safe
@@ -155,3 +155,23 @@ def weights_are_consolidated(directory: str) -> None:
     assert not other.save_16bit_model(directory, "other.bin")
     with pytest.raises(RuntimeError, match=r"Unexpected key\(s\) in state_dict: \"more\""):
         other.load_module_state_dict({**loaded, "more": torch.ones(1)})
+
+
+def weights_may_be_read_in_the_middle_of_a_pass() -> None:
+    """Between forward and backward, inside a forward, and for the loss: what the pass needs stays."""
+    first, second = twins(Model)
+    plain, engine = engine_of(first, 0), engine_of(second)
+    for number in range(3):
+        losses = []
+        for each in (plain, engine):
+            loss = each(batch(number))
+            consolidated = each._zero3_consolidated_16bit_state_dict()
+            assert (consolidated is None) == (dist.get_rank() != 0)
+            with deepspeed.zero.GatheredParameters([each.module.head.weight, each.module.place.weight]):
+                loss = loss + each.module.place.weight.detach().square().mean()
+            each.backward(loss)
+            each.step()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], abs=2e-6)
+    assert_close(whole(plain), whole(engine))
+    assert live_numel(engine) == 0

@@ -51,6 +51,7 @@ def test_on_one_rank_and_on_two(
         ("gather_cases", "ranks_that_part_are_told", ()),
         ("gather_cases", "a_rank_that_leaves_the_recorded_order_is_told", ()),
         ("access_cases", "init_never_holds_the_model_whole", ()),
+        ("access_cases", "weights_may_be_read_in_the_middle_of_a_pass", ()),
         ("gather_cases", "leaves_are_gathered_whole", ()),
         ("gather_cases", "compiled_units_train_alike", ()),
         ("zero_cases", "no_sync_reduces_all_the_same", (3,)),
