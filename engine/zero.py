@@ -34,7 +34,7 @@ __all__ = [
     "z3_leaf_module",
 ]
 
-Params = torch.Tensor | Iterable[torch.Tensor]
+Params = torch.Tensor | Iterable[torch.Tensor | None]
 
 
 class GatheredParameters:
@@ -54,7 +54,9 @@ class GatheredParameters:
         enabled: bool = True,
     ) -> None:
         listed = [params] if isinstance(params, torch.Tensor) else list(params)
-        self._params = list(dict.fromkeys(listed)) if enabled else []
+        # Scripts list a layer's weight and bias, and there may be no bias.
+        present = [param for param in listed if isinstance(param, torch.Tensor)]
+        self._params = list(dict.fromkeys(present)) if enabled else []
         self._modifier = modifier_rank
         if fwd_module is not None:
             for param in self._params:

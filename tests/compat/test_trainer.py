@@ -1,0 +1,43 @@
+"""Hugging Face's Trainer on two ranks that dslaunch starts: the same losses as without an engine.
+
+Some of `trainer_cases.py`; `scripts/matrix` runs them all.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+DSLAUNCH = (sys.executable, "-c", "import sys; from dslaunch.launcher.cli import main; sys.exit(main())")
+CASES = ("stage_2", "stage_3", "config_optimizer", "resume", "pretrained_in_shards", "lora")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trainer")
+
+
+def launch(num_ranks: int, script: str, *arguments: object) -> list[str]:
+    """What rank 0 has said of its cases."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    options = ("--accelerator=cpu", f"--num_gpus={num_ranks}", "--engine=bundled")
+    result = subprocess.run(
+        [*DSLAUNCH, *options, str(HERE / script), *map(str, arguments)],
+        env=environ, cwd=HERE, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = [line.rpartition("] ")[2] for line in result.stdout.splitlines() if "case " in line]
+    return [" ".join(line.split()[1:3]) for line in lines]
+
+
+def test_two_ranks(folder: Path) -> None:
+    assert launch(2, "trainer_cases.py", folder, *CASES) == [f"{case} ok" for case in CASES]
+
+
+def test_one_rank_goes_on_from_two(folder: Path) -> None:
+    """Needs what the case `resume` has saved."""
+    case = "resume_at_another_world_size"
+    assert launch(1, "trainer_cases.py", folder, case) == [f"{case} ok"]
