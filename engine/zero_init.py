@@ -87,7 +87,14 @@ class Init:
         for kind in set(_subclasses(torch.nn.Module)):
             if "__init__" in kind.__dict__:
                 self._wrap(kind)
-        self._replace(torch.nn.Module, "__init_subclass__", classmethod(self._new_class))
+
+        def new_class(kind: type[torch.nn.Module], /, **named: object) -> None:
+            super(torch.nn.Module, kind).__init_subclass__(**named)
+            if "__init__" in kind.__dict__:
+                self._wrap(kind)
+
+        # A function of its own: Python 3.10 would leave `kind` out for a bound method.
+        self._replace(torch.nn.Module, "__init_subclass__", classmethod(new_class))
         self._replace(torch.nn.Module, "apply", _gathering_apply)
 
     def __exit__(
@@ -112,11 +119,6 @@ class Init:
                 self._shard(module)
 
         self._replace(kind, "__init__", build)
-
-    def _new_class(self, kind: type[torch.nn.Module], /, **named: object) -> None:
-        super(torch.nn.Module, kind).__init_subclass__(**named)
-        if "__init__" in kind.__dict__:
-            self._wrap(kind)
 
     def _replace(self, owner: type, name: str, value: object) -> None:
         if name in owner.__dict__:

@@ -218,7 +218,7 @@ engine = deepspeed.initialize(model=torch.nn.Linear(64, 64), config={
 while True:
     engine.global_steps += 1
     engine.save_checkpoint(sys.argv[1], tag="only", client_state={"step": engine.global_steps})
-    print(engine.global_steps, flush=True)
+    print("saved", engine.global_steps, flush=True)
 """
 
 
@@ -236,10 +236,11 @@ def test_killed_at_any_moment_a_whole_checkpoint_is_left(ranks: RankPool, tmp_pa
             text=True,
         )
         assert process.stdout is not None
+        saved = (int(line.split()[1]) for line in process.stdout if line.startswith("saved "))
         for _ in range(after):
-            last = int(process.stdout.readline())
+            last = next(saved)
         process.send_signal(signal.SIGKILL)
-        last = max([last, *(int(line) for line in process.stdout.read().split())])
+        last = max([last, *saved])
         process.wait()
         process.stdout.close()
         steps = ranks.run(1, "checkpoint_cases", "steps_of_a_linear", str(tmp_path))[0]

@@ -96,9 +96,14 @@ print("steps", engine.global_steps)
 """
 
 
+def without_gloo(stdout: str) -> str:
+    """torch 2.9's gloo says on stdout whom it is connected to."""
+    return "".join(line for line in stdout.splitlines(keepends=True) if not line.startswith("[Gloo]"))
+
+
 def test_a_script_without_a_launcher_trains_alone() -> None:
     done = run_script(TRAIN_ALONE)
-    assert (done.returncode, done.stdout) == (0, "steps 1\n"), done.stderr
+    assert (done.returncode, without_gloo(done.stdout)) == (0, "steps 1\n"), done.stderr
     assert done.stderr.count("\n") == 1
     assert "world 1 on cpu, 4 parameters in 1 buckets" in done.stderr
 
@@ -158,7 +163,7 @@ def test_a_users_script_on_two_launched_ranks(tmp_path: Path) -> None:
     ]
     ended = [process.communicate(timeout=60) for process in started]
     assert [process.returncode for process in started] == [0, 3], ended
-    assert [out for out, _ in ended] == ["0 3 8 2\n", "1 3 8 2\n"]
+    assert [without_gloo(out) for out, _ in ended] == ["0 3 8 2\n", "1 3 8 2\n"]
     assert "batch 8 = 2 * 2 * 2" in ended[0][1]
     assert ended[1][1] == ""
 
