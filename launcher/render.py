@@ -23,6 +23,7 @@ AGENT_MODULES = (
     "launcher/agent/binding.py",
     "launcher/agent/census.py",
     "launcher/agent/engine.py",
+    "launcher/agent/device_use.py",
     "launcher/agent/evidence.py",
     "launcher/agent/facts.py",
     "launcher/agent/family.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from dslaunch.launcher.environment import all_masked
 from dslaunch.launcher.errors import UsageError
 from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.supervise import AgentClosed, Deadline, FromAgent, Input
+from dslaunch.launcher.usage_log import UsageLog
 from dslaunch.launcher.verdict import Interrupted, JobHung, PeerEnded, Verdict
 
-_UNWRITTEN = (wire.Output, wire.Heartbeat, wire.Vitals, wire.Stack, wire.CensusEnd)
+_UNWRITTEN = (wire.Output, wire.Heartbeat, wire.Stack, wire.CensusEnd)
 
 
 class RunFolder:
@@ -23,13 +25,16 @@ class RunFolder:
     def __init__(self, folder: Path) -> None:
         """Raises UsageError where the folder cannot be made."""
         self._folder = folder
+        self._have_spoken: set[int] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._events = (folder / "events.jsonl").open("a", encoding="utf-8")
+            self._usage = UsageLog(folder / "usage.jsonl")
         except OSError as error:
             raise UsageError(
                 f"cannot write to --run_dir {folder}: {error.strerror}", "choose another folder"
             ) from error
+        self._write_event({"event": "Opened"})
 
     @property
     def logs(self) -> Path:
@@ -43,14 +48,27 @@ class RunFolder:
             ranks = tuple(rank._replace(env=all_masked(rank.env)) for rank in node.ranks)
             nodes.append(node._replace(env=all_masked(node.env), ranks=ranks).as_dict())
         self._write("plan.json", {**asdict(replace(plan, nodes=())), "nodes": nodes})
+        self._have_spoken.clear()
+        places = [
+            {"host": node.host, "ranks": {rank.rank: rank.slot for rank in node.ranks}} for node in plan.nodes
+        ]
+        self._write_event(
+            {"event": "Plan", "job_id": plan.job_id, "master": asdict(plan.master), "nodes": places}
+        )
 
     def write_preflight(self, text: str) -> None:
         """What the hosts told of themselves before the launch, as JSON."""
         (self._folder / "preflight.json").write_text(text + "\n", encoding="utf-8")
 
     def write_input(self, what: Input) -> None:
-        """One line, with this machine's time, for what happened; output and vitals are not written."""
+        """One line, with this machine's time, for what happened; of output only each rank's first."""
         match what:
+            case FromAgent(node_rank, wire.Vitals() | wire.DeviceUse() as sample):
+                self._usage.note(node_rank, sample)
+                return
+            case FromAgent(node_rank, wire.Output(rank)) if rank not in self._have_spoken:
+                self._have_spoken.add(rank)
+                record = {"event": "FirstOutput", "node_rank": node_rank, "rank": rank}
             case FromAgent(_, message) if isinstance(message, _UNWRITTEN):
                 return
             case FromAgent(node_rank, message):
@@ -65,6 +83,9 @@ class RunFolder:
                 record = {"event": "PeerEnded", "exit_code": exit_code, "lines": lines}
             case Deadline():
                 record = {"event": "Deadline", "which": what.name}
+        self._write_event(record)
+
+    def _write_event(self, record: Mapping[str, object]) -> None:
         self._events.write(json.dumps({"launcher_time_ns": time.time_ns(), **record}) + "\n")
         self._events.flush()
 
@@ -72,6 +93,9 @@ class RunFolder:
         """The end, as values and in the words that were shown."""
         cause = (
             None if verdict.cause is None else {"kind": type(verdict.cause).__name__, **asdict(verdict.cause)}
+        )
+        self._write_event(
+            {"event": "Verdict", "exit_code": verdict.exit_code, "cause": cause, "report": words}
         )
         self._write(
             "verdict.json",
@@ -92,6 +116,7 @@ class RunFolder:
 
     def close(self) -> None:
         self._events.close()
+        self._usage.close()
 
     def _write(self, name: str, record: object) -> None:
         (self._folder / name).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

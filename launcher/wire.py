@@ -162,6 +162,12 @@ class Vitals(NamedTuple):
     ranks: tuple[str, ...]
 
 
+class DeviceUse(NamedTuple):
+    """Up, every few seconds where a driver tells: for each device `slot used_mib busy_percent`."""
+
+    devices: tuple[str, ...]
+
+
 class Stack(NamedTuple):
     """Up: where a rank is. `state` and `waits_in` are the kernel's words for its main thread, as in proc(5).
 
@@ -213,6 +219,7 @@ Up = (
     | Output
     | Dropped
     | Vitals
+    | DeviceUse
     | Stack
     | CensusEnd
     | Exited

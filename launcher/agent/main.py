@@ -245,7 +245,7 @@ class Agent:
         self._selector.unregister(self._probed.fd)
         self._probed.close()
         self._guard = Guard(plan.node_id)
-        self._observer = Observer(plan.node_id, self._ranks)
+        self._observer = Observer(plan.node_id, self._ranks, [rank.slot for rank in plan.ranks])
         cores: Sequence[Sequence[int]] = [()] * len(plan.ranks)
         refusal = obstacle(plan) or self._claim_port(plan)
         try:

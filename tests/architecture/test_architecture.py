@@ -18,7 +18,7 @@ MAX_LINES = 400
 AGENT_IMPORTS = {
     *("__future__", "collections", "contextlib", "ctypes", "dataclasses", "enum", "fcntl", "functools"),
     *("json", "os", "platform", "select", "selectors", "signal", "socket", "stat", "struct", "subprocess"),
-    *("sys", "time", "typing"),
+    *("sys", "threading", "time", "typing"),
 }  # fmt: skip
 HEAVY = {"torch", "asyncssh", "paramiko", "numpy", "rich", "asyncio", "yaml", "dslaunch.engine"}
 

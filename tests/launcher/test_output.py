@@ -152,8 +152,8 @@ def test_the_run_folder_tells_the_story(run: Run, tmp_path: Path) -> None:
     assert "hush" not in (tmp_path / "run/plan.json").read_text()
     events = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
     kinds = [event["event"] for event in events]
-    assert kinds[0] == "Ready"
-    assert kinds[-1] == "AgentClosed"
+    assert kinds[:3] == ["Opened", "Ready", "Plan"]
+    assert kinds[-2:] == ["AgentClosed", "Verdict"]
     assert kinds.count("Started") == kinds.count("Exited") == 2
     verdict = json.loads((tmp_path / "run/verdict.json").read_text())
     assert (verdict["exit_code"], verdict["cause"]["kind"], verdict["cause"]["end"]["rank"]) == (

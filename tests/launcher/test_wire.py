@@ -19,6 +19,7 @@ messages = st.one_of(
     st.builds(wire.Stack, small, small, text, text, text),
     st.builds(wire.CensusEnd),
     st.builds(wire.Vitals, st.integers(0, 2**63), texts),
+    st.builds(wire.DeviceUse, texts),
     st.builds(wire.Signal, small),
     st.builds(wire.Heartbeat, st.integers(0, 2**63), st.integers(0, 2**63)),
     st.builds(wire.Ready, text, small, text, texts, texts, st.booleans(), small, small),
