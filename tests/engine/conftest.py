@@ -9,15 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 sys.path.append(
     str(Path(__file__).parent)
 )  # importlib mode leaves it out; ranks and tests share modules of it
 from rank_pool import RankPool
-
-settings.register_profile("unhurried", deadline=None)  # other work may hold the cores
-settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

@@ -5,15 +5,10 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
 
-import hypothesis
 import pytest
 
 from dslaunch.launcher.coordination.attendance import LinkSettings
 from dslaunch.launcher.coordination.facts import fact
-
-# generated tests have no deadline: on a busy machine a slow example is no wrong one
-hypothesis.settings.register_profile("no deadline", deadline=None)
-hypothesis.settings.load_profile("no deadline")
 
 Settings = Callable[..., LinkSettings]
 Meddle = Callable[[int, Callable[[bytes], bytes]], contextlib.AbstractAsyncContextManager[int]]
