@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from dslaunch.hostfile import Topology
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.console_filter import shown_ranks
+from dslaunch.launcher.control.desk import Desk
+from dslaunch.launcher.control.registry import JobEntry
 from dslaunch.launcher.display import Display, Words
 from dslaunch.launcher.fleets import make_fleet
 from dslaunch.launcher.master import assumed_master
@@ -35,13 +37,17 @@ class Outputs:
     console: Console
     logs: Sequence[RankLogs]
     folder: RunFolder | None
+    desk: Desk
     started_at: float
 
     @staticmethod
-    def of(request: LaunchRequest, started_at: float) -> Outputs:
+    def of(request: LaunchRequest, entry: JobEntry, started_at: float) -> Outputs:
         """Raises UsageError where a folder cannot be written to."""
         folder = None if request.run_dir is None else RunFolder(Path(request.run_dir))
-        return Outputs(Console(), _rank_logs(request, folder), folder, started_at)
+        desk = Desk(entry)
+        console = Console()
+        console.mirror = desk.on_console
+        return Outputs(console, _rank_logs(request, folder), folder, desk, started_at)
 
     def close(self, timeout_s: float | None) -> None:
         """Write what is left, for `timeout_s` at most."""
@@ -92,7 +98,7 @@ async def _run(resolved: Resolved, job_id: str, outputs: Outputs, peers: Peers |
     """One attempt: its end, and the newest checkpoint it told of."""
     plan = make_plan(resolved, assumed_master(resolved), job_id)
     display = _display(resolved, plan, outputs)
-    run = Run(resolved, plan, make_fleet(resolved, plan), display, peers)
+    run = Run(resolved, plan, make_fleet(resolved, plan), display, peers, outputs.desk)
     verdict = await run.run()
     return verdict, run.progress
 
@@ -106,7 +112,7 @@ def _display(resolved: Resolved, plan: LaunchPlan, outputs: Outputs) -> Display:
         plan,
         lambda slot: device_name(resolved, slot),
         rank_lines=None if request.enable_each_rank_log else lines,
-        sinks=[log.write for log in outputs.logs],
+        sinks=[*(log.write for log in outputs.logs), outputs.desk.on_lines],
         words=Words(
             info=not request.quiet and request.log_level in ("debug", "info"),
             debug=request.log_level == "debug" and not request.quiet,

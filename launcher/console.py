@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 
 MAX_BACKLOG_BYTES = 64 << 20
 """Rank output that would wait beyond this is dropped and counted."""
@@ -19,12 +20,16 @@ class Console:
         self._num_dropped_lines = 0
         self._closing = False
         self._broken: set[int] = set()
+        self.mirror: Callable[[int, bytes], None] | None = None
+        """Gets all that is shown, and its descriptor."""
         self._changed = threading.Condition()
         self._writer = threading.Thread(target=self._write_all, name="console", daemon=True)
         self._writer.start()
 
     def write(self, fd: int, data: bytes) -> None:
         """Queue, whatever the backlog: for the launcher's own words."""
+        if self.mirror is not None:
+            self.mirror(fd, data)
         with self._changed:
             self._queue.append((fd, data))
             self._backlog_bytes += len(data)

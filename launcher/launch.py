@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from dslaunch.launcher import dry_run
 from dslaunch.launcher.carry_out import Outputs, carry_out
 from dslaunch.launcher.console_filter import shown_ranks
+from dslaunch.launcher.control.registry import JobEntry, job_entry
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.fleets import check_backend
 from dslaunch.launcher.machine import Machine
@@ -41,24 +45,46 @@ def launch(request: LaunchRequest, started_at: float) -> int:
         case DryRun.TABLE:
             dry_run.print_table(resolved, plan)
             return 0
-    with pid_file(wanted=request.save_pid):
-        return _carry_out(resolved, started_at)
+    job_id = os.urandom(4).hex()
+    name = request.name or Path(request.script).stem
+    if not request.detach:
+        return _carry_out(resolved, job_entry(resolved.request, name, job_id), started_at, lambda: None)
+    from dslaunch.launcher.detach import detach, with_run_dir
+
+    resolved = replace(resolved, request=with_run_dir(request, name, job_id))
+    went = detach(job_entry(resolved.request, name, job_id))
+    if isinstance(went, int):
+        return went
+    return _carry_out(resolved, job_entry(resolved.request, name, job_id), started_at, went)
 
 
-def _carry_out(resolved: Resolved, started_at: float) -> int:
-    outputs = Outputs.of(resolved.request, started_at)
-    try:
-        verdict = asyncio.run(_look_over_and_carry_out(resolved, outputs))
-    except LaunchError as error:
-        outputs.console.say(f"error: {error.what}")
-        outputs.console.say(f"hint: {error.hint}")
-        outputs.close(_BAD_END_FLUSH_S)
-        return error.exit_code
-    except KeyboardInterrupt:  # while the other nodes were waited for
-        outputs.close(_BAD_END_FLUSH_S)
-        return 128 + signal.SIGINT
-    outputs.close(None if verdict.cause is None else _BAD_END_FLUSH_S)
-    return verdict.exit_code
+def _carry_out(resolved: Resolved, entry: JobEntry, started_at: float, on_ready: Callable[[], None]) -> int:
+    """`on_ready` is called when the job can be asked about."""
+    with pid_file(wanted=resolved.request.save_pid):
+        outputs = Outputs.of(resolved.request, entry, started_at)
+        try:
+            exit_code = asyncio.run(_controlled(resolved, outputs, on_ready))
+        except KeyboardInterrupt:  # while the other nodes were waited for
+            exit_code = 128 + signal.SIGINT
+        outputs.close(None if exit_code == 0 else _BAD_END_FLUSH_S)
+        return exit_code
+
+
+async def _controlled(resolved: Resolved, outputs: Outputs, on_ready: Callable[[], None]) -> int:
+    """The exit code of a job that others may ask about and touch meanwhile."""
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(outputs.desk.serving(on_ready))
+        except OSError as error:
+            outputs.console.say(f"dslaunchctl will not find this job: {error}")
+        try:
+            exit_code = (await _look_over_and_carry_out(resolved, outputs)).exit_code
+        except LaunchError as error:
+            outputs.console.say(f"error: {error.what}")
+            outputs.console.say(f"hint: {error.hint}")
+            exit_code = error.exit_code
+        await outputs.desk.ends(exit_code)
+        return exit_code
 
 
 async def _look_over_and_carry_out(resolved: Resolved, outputs: Outputs) -> Verdict:

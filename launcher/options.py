@@ -153,6 +153,8 @@ SECTIONS = (
         _option("--enable_each_rank_log", metavar="PATH", help="Write a file for each rank, and show nothing."),
         _option("--run_dir", metavar="PATH", help="Keep plan, events, verdict and logs of the run."),
         _option("--stdin", "stdin_rank", type=click.IntRange(min=0), metavar="RANK", help="Type to this rank."),
+        _option("--name", metavar="NAME", help="What dslaunchctl calls the job. [the script's name]"),
+        _flag("--detach", help="Go on in the background once all ranks run; see dslaunchctl attach."),
         _flag("--save_pid", help="Write /tmp/PID.deepspeed while the job runs."),
         _option("--log_level", type=click.Choice(["debug", "info", "warning", "error", "critical"]),
                 default="info", help="How much dslaunch itself says. [info]"),

@@ -36,6 +36,7 @@ AGENT_MODULES = (
     "launcher/agent/obstacle.py",
     "launcher/agent/process.py",
     "launcher/agent/progress.py",
+    "launcher/agent/signal_pipe.py",
     "launcher/agent/ssh_watch.py",
     "launcher/agent/sweep.py",
     "launcher/agent/vitals.py",

@@ -89,6 +89,7 @@ class LaunchRequest:
         accelerator: kind of device, "auto" to look.
         console: whose output is shown: all, rank0, first-of-node, node, or ranks such as 0,4-7.
         stdin_rank: the rank that reads what is typed.
+        name: what the job is called, None for the script's name; `detach`: go on in the background.
         bind_cores_to_rank: each rank gets cores of its own; `bind_core_list`: out of these, as in 0,2-4.
         drop_bad: launch without the hosts in which the preflight finds errors.
         max_restarts: how often a job that ended badly is started again; `spares`: hosts at the end of the
@@ -140,6 +141,8 @@ class LaunchRequest:
     log_dir: str | None = None
     enable_each_rank_log: str | None = None
     run_dir: str | None = None
+    name: str | None = None
+    detach: bool = False
     save_pid: bool = False
     log_level: str = "info"
     quiet: bool = False

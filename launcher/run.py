@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dslaunch.launcher import supervise, wire
 from dslaunch.launcher.census_taker import CensusTaker
 from dslaunch.launcher.clock_offset import ClockOffset
+from dslaunch.launcher.control.desk import Desk
 from dslaunch.launcher.display import Display
 from dslaunch.launcher.fleet import Fleet
 from dslaunch.launcher.hang_guard import HangGuard
@@ -41,9 +42,15 @@ class Run:
     """One launch. `run` may be called once."""
 
     def __init__(
-        self, resolved: Resolved, plan: LaunchPlan, fleet: Fleet, display: Display, peers: Peers | None
+        self,
+        resolved: Resolved,
+        plan: LaunchPlan,
+        fleet: Fleet,
+        display: Display,
+        peers: Peers | None,
+        desk: Desk | None = None,
     ) -> None:
-        """`peers` are the other nodes of a job that was started by hand.
+        """`peers` are the other nodes of a job that was started by hand; others ask at `desk`, if any.
 
         `progress` will be the newest checkpoint that a node has told of.
         """
@@ -53,6 +60,9 @@ class Run:
         self._plan = plan
         self._fleet = fleet
         self._display = display
+        self._desk = desk
+        if desk is not None:
+            desk.begin_attempt(self, plan, resolved.attempt)
         self._census = CensusTaker(plan, fleet.send)
         limit = resolved.request.hang_limit
         self._hang_guard: HangGuard | None = None
@@ -104,6 +114,8 @@ class Run:
             self._note(what)
             self._display.on_input(what)
             self._census.on_input(what)
+            if self._desk is not None:
+                self._desk.on_input(what)
             if self._hang_guard is not None:
                 self._hang_guard.on_input(what)
             job, actions = step(job, what)
@@ -116,11 +128,32 @@ class Run:
                         self._tasks.append(asyncio.create_task(self._begin()))
                     case Stop(cause, number):
                         self._is_stopped = True
+                        if self._desk is not None:
+                            self._desk.stops()
                         if self._peers is not None:
                             self._peers.report(cause, self._display.cause_lines(cause))
                         self._stop(cause, number)
                     case Signal(number):
                         self._fleet.send(wire.Signal(number))
+
+    # -- what others may want of a running job
+
+    def interrupt(self, number: int) -> None:
+        """As if that signal had come."""
+        self._inputs.put_nowait(Interrupted(number))
+
+    def signal_ranks(self, rank: int | None, number: int) -> bool:
+        """Pass a signal to one rank, or to all; whether it can be."""
+        if not self._fleet.can_probe and (rank is not None or number not in supervise.NOTICE_SIGNALS):
+            return False
+        self._fleet.send(wire.Signal(number) if rank is None else wire.RankSignal(rank, number))
+        return True
+
+    async def take_census(self) -> Whereabouts:
+        """Where the ranks are."""
+        return await self._census.take()
+
+    # -- ends
 
     def _stop(self, cause: Cause, number: int) -> None:
         """End every rank; where it is not the user who ends it, after a look at where they are."""

@@ -70,6 +70,13 @@ class Signal(NamedTuple):
     signal: int
 
 
+class RankSignal(NamedTuple):
+    """Down: pass a signal to one rank, if it is the agent's."""
+
+    rank: int
+    signal: int
+
+
 class Stdin(NamedTuple):
     """Down: bytes for a rank's stdin; `last` closes it."""
 
@@ -209,7 +216,7 @@ class Goodbye(NamedTuple):
     progress: str
 
 
-Down = Probe | PlanPiece | Stop | Census | Signal | Stdin | Heartbeat
+Down = Probe | PlanPiece | Stop | Census | Signal | RankSignal | Stdin | Heartbeat
 Up = (
     Ready
     | Reached

@@ -16,8 +16,9 @@ from dslaunch.launcher.agent import binding, engine, evidence, facts, progress, 
 from dslaunch.launcher.agent.guard import Guard
 from dslaunch.launcher.agent.link import Link, LinkClosedError
 from dslaunch.launcher.agent.observer import Observer
-from dslaunch.launcher.agent.obstacle import obstacle
+from dslaunch.launcher.agent.obstacle import claim_port, obstacle
 from dslaunch.launcher.agent.process import RankProcess, become_subreaper
+from dslaunch.launcher.agent.signal_pipe import SignalPipe
 from dslaunch.launcher.node_plan import NodePlan, plan_from_json
 from dslaunch.launcher.wire import (
     CENSUS,
@@ -30,6 +31,7 @@ from dslaunch.launcher.wire import (
     Message,
     PlanPiece,
     Probe,
+    RankSignal,
     Refused,
     Signal,
     Started,
@@ -85,7 +87,8 @@ class Agent:
             self._selector.register(link.read_fd, selectors.EVENT_READ, self._receive)
         self._probed = facts.ProbeServer()
         self._selector.register(self._probed.fd, selectors.EVENT_READ, self._probed.answer)
-        self._watch_signals()
+        self._signals = SignalPipe(signal.SIGCHLD, *_STOP_SIGNALS, *_NOTICE_SIGNALS, CENSUS, CENSUS_AND_TERM)
+        self._selector.register(self._signals.fd, selectors.EVENT_READ, self._take_signals)
 
     def run(self, port: int, plans: str) -> None:
         """Until every rank and everything they started is gone. `plans`, if any, came with the command."""
@@ -191,6 +194,8 @@ class Agent:
                 self._signal_groups(signal.SIGKILL)
             case Signal(number):
                 self._notify(number)
+            case RankSignal(rank, number):
+                self._notify(number, rank)
             case Stdin(rank, text, last):
                 for process in self._ranks.values():
                     if process.rank == rank:
@@ -247,7 +252,8 @@ class Agent:
         self._guard = Guard(plan.node_id)
         self._observer = Observer(plan.node_id, self._ranks, [rank.slot for rank in plan.ranks])
         cores: Sequence[Sequence[int]] = [()] * len(plan.ranks)
-        refusal = obstacle(plan) or self._claim_port(plan)
+        self._port_claim = claim_port(plan)
+        refusal = obstacle(plan) or (self._port_claim if isinstance(self._port_claim, Refused) else None)
         try:
             if plan.bound_cores is not None:
                 cores = binding.plan_binding(plan.bound_cores, len(plan.ranks))
@@ -272,17 +278,6 @@ class Agent:
         if refusal is not None:
             self._up(refusal)
             self._stop(signal.SIGKILL, 0.0)
-
-    def _claim_port(self, plan: NodePlan) -> Refused | None:
-        """Where ranks meet on this host, tell other jobs before rank 0 listens."""
-        port = plan.ranks[0].env["MASTER_PORT"]
-        if plan.node_rank != 0:
-            return None
-        try:
-            self._port_claim = facts.PortClaim(int(port))
-        except OSError:
-            return Refused(f"another job has just taken port {port}", "start this one again")
-        return None
 
     def _pass_on(self, process: RankProcess, fd: int) -> bool:
         """One read's worth of a rank's output, up. False when the pipe holds no more for now."""
@@ -338,9 +333,11 @@ class Agent:
             self._selector.unregister(fd)
             process.close_fed_stdin()
 
-    def _notify(self, number: int) -> None:
+    def _notify(self, number: int, rank: int | None = None) -> None:
+        """All ranks, or one."""
         for process in self._ranks.values():
-            process.signal(number)
+            if rank in (None, process.rank):
+                process.signal(number)
 
     def _signal_groups(self, number: int) -> None:
         for process in self._ranks.values():
@@ -363,15 +360,8 @@ class Agent:
 
     # -- signals to the agent itself
 
-    def _watch_signals(self) -> None:
-        read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *_STOP_SIGNALS, *_NOTICE_SIGNALS, CENSUS, CENSUS_AND_TERM):
-            signal.signal(number, lambda *_: None)
-        self._selector.register(read_fd, selectors.EVENT_READ, lambda: self._take_signals(read_fd))
-
-    def _take_signals(self, fd: int) -> None:
-        for number in set(os.read(fd, 4096)):
+    def _take_signals(self) -> None:
+        for number in self._signals.take():
             if number == signal.SIGCHLD:
                 self._reap()
             elif number in _NOTICE_SIGNALS:

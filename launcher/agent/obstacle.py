@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from dslaunch.launcher.agent import facts
 from dslaunch.launcher.node_plan import NodePlan
 from dslaunch.launcher.wire import Refused
 
@@ -20,3 +21,14 @@ def obstacle(plan: NodePlan) -> Refused | None:
             f"no script {plan.script} in {plan.cwd}", "copy it to this host or use a shared folder"
         )
     return None
+
+
+def claim_port(plan: NodePlan) -> facts.PortClaim | Refused | None:
+    """Where ranks meet on this host, tell other jobs before rank 0 listens, for as long as the claim lives."""
+    if plan.node_rank != 0:
+        return None
+    port = plan.ranks[0].env["MASTER_PORT"]
+    try:
+        return facts.PortClaim(int(port))
+    except OSError:
+        return Refused(f"another job has just taken port {port}", "start this one again")

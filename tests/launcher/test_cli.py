@@ -16,17 +16,13 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SURFACE = """
 --accelerator --autotuning --bind_core_list --bind_cores_to_rank --console --coordination_port --cwd
---drop_bad --dry_run
---elastic_training --enable_each_rank_log --engine --env --env_file --exclude+-e --expand_remote --fold
---force_multi
---grace --hang_timeout --hostfile+-H --include+-i --job --job_key_file --launcher --launcher_args --lease
---local_rank_scheme
---log_dir --log_level
---master_addr --master_port --max_elastic_nodes --max_restarts --min_elastic_nodes --min_nodes --module
---no_local_rank
---no_python --no_ssh --no_ssh_check --node_rank --num_accelerators+--num_gpus --num_nodes
---one_device_per_rank --preflight --python --quiet+-q --run_dir --save_pid --spares --ssh_config --ssh_port
---start_timeout --stdin --venv_script --version
+--detach --drop_bad --dry_run --elastic_training --enable_each_rank_log --engine --env --env_file
+--exclude+-e --expand_remote --fold --force_multi --grace --hang_timeout --hostfile+-H --include+-i --job
+--job_key_file --launcher --launcher_args --lease --local_rank_scheme --log_dir --log_level --master_addr
+--master_port --max_elastic_nodes --max_restarts --min_elastic_nodes --min_nodes --module --name
+--no_local_rank --no_python --no_ssh --no_ssh_check --node_rank --num_accelerators+--num_gpus --num_nodes
+--one_device_per_rank --preflight --python --quiet+-q --run_dir --save_pid --spares --ssh_config
+--ssh_port --start_timeout --stdin --venv_script --version
 """
 
 
@@ -91,7 +87,7 @@ def test_what_follows_the_script_is_the_scripts(args: list[str]) -> None:
     ("argv", "error"),
     [
         ([], "no script"),
-        (["--nope", "x.py"], "No such option '--nope'"),
+        (["--wrongly", "x.py"], "No such option '--wrongly'"),
         (
             ["--num_gpus", "x", "x.py"],
             "Invalid value for '--num_gpus' / '--num_accelerators': 'x' is not a valid integer range",
