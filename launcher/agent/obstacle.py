@@ -24,7 +24,7 @@ def obstacle(plan: NodePlan) -> Refused | None:
 
 
 def claim_port(plan: NodePlan) -> facts.PortClaim | Refused | None:
-    """Where ranks meet on this host, tell other jobs before rank 0 listens, for as long as the claim lives."""
+    """Where ranks meet on this host, tell other jobs before rank 0 listens, as long as the claim lives."""
     if plan.node_rank != 0:
         return None
     port = plan.ranks[0].env["MASTER_PORT"]
