@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from dslaunch.engine import log
 from dslaunch.engine.autocast import forward_precision
 from dslaunch.engine.batch import BatchSizes
 from dslaunch.engine.casting import cast_floating
@@ -18,6 +17,7 @@ from dslaunch.engine.checkpoint_background import Saves
 from dslaunch.engine.config import EngineConfig
 from dslaunch.engine.dataloader import TrainingDataLoader
 from dslaunch.engine.engine_info import EngineInfo
+from dslaunch.engine.engine_progress import EngineProgress
 from dslaunch.engine.engine_settings import EngineSettings
 from dslaunch.engine.engine_weights import EngineWeights
 from dslaunch.engine.errors import EngineError
@@ -28,7 +28,7 @@ from dslaunch.engine.optimizer import ShardedOptimizer
 from dslaunch.engine.placement import Placement
 from dslaunch.engine.ranks import Ranks
 from dslaunch.engine.units import compilable
-from dslaunch.engine.watch import Progress, Watch
+from dslaunch.engine.watch import Watch
 from dslaunch.engine.watched import hide_externals
 
 
@@ -50,7 +50,7 @@ class EngineParts:
     saves: Saves
 
 
-class Engine(EngineInfo, EngineSettings, EngineWeights, torch.nn.Module):
+class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn.Module):
     """A model under ZeRO. Attributes it does not have are looked up on `module`.
 
     The order of one micro step is `loss = engine(batch)`, `engine.backward(loss)`, `engine.step()`; every
@@ -80,10 +80,8 @@ class Engine(EngineInfo, EngineSettings, EngineWeights, torch.nn.Module):
         self.loaded_checkpoint_dp_world_size: int | None = None
         self.global_steps = 0  # optimizer steps, left-out ones included
         self.global_samples = 0
-        self.skipped_steps = 0
         self.micro_steps = 0
         self._boundary: bool | None = None  # what the script has set, None: the engine counts
-        self._applied = False
         self._syncing = True
         self.watch = Watch(parts.config, parts.module, parts.ranks.world, parts.device)
         self.monitor = self.watch.monitors
@@ -158,6 +156,7 @@ class Engine(EngineInfo, EngineSettings, EngineWeights, torch.nn.Module):
         optimizer = self._must_train()
         if not self._syncing:
             raise EngineError("step() inside no_sync()", "leave the no_sync block first")
+        self.settle()
         self._applied = False
         if self.is_gradient_accumulation_boundary():
             if self.gatherer is not None:
@@ -167,6 +166,8 @@ class Engine(EngineInfo, EngineSettings, EngineWeights, torch.nn.Module):
             self.global_steps += 1
             self.global_samples += self.batch_sizes.train
             self._conclude(optimizer, lr_kwargs or {})
+            if self.watch.is_told(self.global_steps):
+                self.settle()
             self.watch.finished(self._progress(), self.batch_sizes)
         else:
             optimizer.reducer.after_backward()
@@ -225,10 +226,6 @@ class Engine(EngineInfo, EngineSettings, EngineWeights, torch.nn.Module):
         """
         self._must_train().reducer.finish()
 
-    def was_step_applied(self) -> bool:
-        """Whether the last `step()` updated the parameters."""
-        return self._applied
-
     def empty_partition_cache(self) -> None:
         """Release the parameters that stage 3 has gathered."""
         if self.gatherer is not None:
@@ -273,35 +270,6 @@ class Engine(EngineInfo, EngineSettings, EngineWeights, torch.nn.Module):
     def _arm(self) -> None:
         if self.optimizer is not None:
             self.optimizer.reducer.armed = self._syncing and self.is_gradient_accumulation_boundary()
-
-    def _progress(self) -> Progress:
-        loader = self.training_dataloader
-        return Progress(
-            self.global_steps,
-            self.global_samples,
-            self.skipped_steps,
-            self.micro_steps + 1,
-            self.get_lr(),
-            self.get_mom(),
-            0 if loader is None else max(loader.epoch - 1, 0),
-            self.loss_scale() if self.settings.dtype == "fp16" else None,
-        )
-
-    def _conclude(self, optimizer: ShardedOptimizer, lr_kwargs: Mapping[str, Any]) -> None:
-        """Count the step as applied or skipped; scale and schedule follow."""
-        scaler = optimizer.policy.scaler
-        said = "" if scaler is None else scaler.update(optimizer.overflow)
-        if optimizer.overflow:
-            self.skipped_steps += 1
-            norm = optimizer.global_norm()
-            log.warn(
-                self.global_rank,
-                said or f"step {self.global_steps} is left out: the gradient norm is {norm}",
-            )
-            return
-        self._applied = True
-        if self.lr_scheduler is not None:
-            self.lr_scheduler.step(**lr_kwargs)
 
 
 def _describe(loss: object) -> str:

@@ -29,19 +29,10 @@ class EngineInfo:
     dp_world_size: int
     global_rank: int
 
-    def get_lr(self) -> list[float]:
-        """The learning rate of every parameter group."""
-        return [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
-
     def set_lr(self, lr: float) -> None:
         """Give every parameter group this learning rate."""
         if self.optimizer is not None:
             self.optimizer.set_lr(lr)
-
-    def get_mom(self) -> list[object]:
-        """The betas of every parameter group, or its momentum; 0 where it has neither."""
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
 
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of the last step's mean gradient over all ranks, unscaled and before clipping."""

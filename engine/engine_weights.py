@@ -44,6 +44,7 @@ class EngineWeights:
         With `checkpoint.async` this returns once the state is copied; what goes wrong later is raised by the
         next call, or by `wait_for_checkpoint`.
         """
+        cast("Engine", self).settle()
         if not str(save_dir):
             raise CheckpointError("save_checkpoint was given an empty save_dir", "name a directory")
         named = f"global_step{self.global_steps}" if tag is None else str(tag)
@@ -80,6 +81,7 @@ class EngineWeights:
         Returns the directory read and the client state, or (None, None) with a warning where there is
         nothing.
         """
+        cast("Engine", self).settle()
         return load(
             cast("Engine", self),
             LoadRequest(

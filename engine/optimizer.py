@@ -14,7 +14,6 @@ the first bucket may be stepped (no clipping, no look at whether they are finite
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -24,6 +23,7 @@ import torch
 from dslaunch.engine import collectives
 from dslaunch.engine.buckets import Bucket, Sharding, ShardState
 from dslaunch.engine.collectives import Pending
+from dslaunch.engine.config_optimizer import Rule
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.host_gradients import HostGradients
 from dslaunch.engine.host_memory import host_empty
@@ -35,6 +35,7 @@ from dslaunch.engine.param_groups import GroupPlan
 from dslaunch.engine.parameter_offload import ParameterOffload
 from dslaunch.engine.reducer import GradientReducer
 from dslaunch.engine.sharded import ShardedBucket
+from dslaunch.engine.verdict import LATE_DEVICES, Verdict, counts
 from dslaunch.engine.whole_tensors import LambRule, MuonRule, measured
 
 
@@ -43,7 +44,7 @@ class StepPolicy:
     """What `step` does about the gradient norm."""
 
     clipping: float  # largest global norm; 0: do not clip
-    skip_nonfinite: bool  # leave out steps whose norm is inf or nan; costs one host read a step
+    skip_nonfinite: bool  # leave out steps whose norm is inf or nan
     scaler: LossScaler | None = None  # fp16: what the gradients were multiplied by
 
     @property
@@ -93,8 +94,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             bucket.state = _new_state(bucket, plan)
             bucket.owner = self
         self.parameter_offload: ParameterOffload  # of stage 3; initialize sets it
-        self.num_applied = 0  # steps, Adam's t
-        self.overflow = False  # the last step was left out
+        self.scaling_said = ""  # of the last step, by the loss scaler
+        self._num_applied = 0
+        self._overflow = False
+        self._verdict: Verdict | None = None  # of the last step, not yet read
+        self._is_late = _knows_late(plan.rule, buckets, offload)
         self.plan = plan  # how groups are stepped
         self._num_groups = len(plan.groups)
         self._norm: torch.Tensor | float | None = None
@@ -108,9 +112,34 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [bucket.state for bucket in self.buckets if bucket.state is not None]
 
     @property
+    def num_applied(self) -> int:
+        """Steps that were applied, Adam's t; waits for the last step's verdict."""
+        self._settle()
+        return self._num_applied
+
+    @num_applied.setter
+    def num_applied(self, value: int) -> None:
+        self._settle()
+        self._num_applied = value
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the last step was left out; waits for its verdict."""
+        self._settle()
+        return self._overflow
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the host knows if the last step was applied."""
+        return self._verdict is None
+
+    @property
     def loss_scale(self) -> float:
         """What the loss is multiplied by before backward; 1 unless in fp16."""
-        return 1.0 if self.policy.scaler is None else self.policy.scaler.scale
+        if self.policy.scaler is None:
+            return 1.0
+        self._settle()
+        return self.policy.scaler.scale
 
     # What Hugging Face and scripts read.
     cur_scale = loss_scale
@@ -128,18 +157,37 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Average, clip, update, gather; the gradients are zero afterwards. Collective over all ranks."""
         if closure is not None:
             raise EngineError("step(closure) is not supported", "call backward, then step()")
+        self._settle()
         self.reducer.finish()
         norm = self._global_norm()
         scale = self._gradient_scale(norm)
         self._norm = norm
-        self.overflow = False
-        if self.policy.skip_nonfinite:
-            # The one host read of a step: the scheduler must know at once whether this step counts.
-            self._norm = norm.item()
-            self.overflow = not math.isfinite(self._norm)
-        if not self.overflow:
+        if not self.policy.skip_nonfinite:
             self._update(scale)
+        elif self._is_late:
+            self._verdict = Verdict(norm)
+            self._update(scale, self._verdict.found_inf)
+        else:
+            self._norm = norm.item()
+            if counts(self._norm):
+                self._update(scale)
         self.reducer.clear()
+        if isinstance(self._norm, float):
+            self._decide(self._norm)
+
+    def _settle(self) -> None:
+        """Have the last step's verdict."""
+        if self._verdict is not None:
+            verdict, self._verdict = self._verdict, None
+            self._norm = verdict.norm()
+            if not counts(self._norm):
+                self._num_applied -= 1
+            self._decide(self._norm)
+
+    def _decide(self, norm: float) -> None:
+        self._overflow = not counts(norm)
+        scaler = self.policy.scaler
+        self.scaling_said = "" if scaler is None else scaler.update(self._overflow)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Forget all gradients of this step; `set_to_none` has no effect."""
@@ -157,6 +205,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def global_norm(self) -> float | None:
         """The L2 norm of the last step's mean gradient, unscaled and before clipping; None before a step."""
+        self._settle()
         return self._norm.item() if isinstance(self._norm, torch.Tensor) else self._norm
 
     def publish(self) -> None:
@@ -181,6 +230,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def scaler_state(self) -> dict[str, float] | None:
         """What the loss scaler carries; None unless in fp16."""
+        self._settle()
         return None if self.policy.scaler is None else self.policy.scaler.state_dict()
 
     def state_dict(self) -> dict[str, object]:
@@ -196,10 +246,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             "optimizer.load_state_dict() is not supported", "use engine.load_checkpoint on every rank"
         )
 
-    def _update(self, scale: torch.Tensor | None) -> None:
-        number = self.num_applied + 1
+    def _update(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None = None) -> None:
+        number = self._num_applied + 1
         rules = [step_of(self.plan.rule, self.plan.name, group, number) for group in self.param_groups]
-        self.num_applied = number
+        self._num_applied = number
         own = [bucket for bucket in self.buckets if bucket.host is None]
         pending = []
         if self.offload is not None:
@@ -213,7 +263,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             elif isinstance(rule, MuonRule):
                 rule.apply(bucket, shard, scale)
             else:
-                step_shards_(rule, [shard], scale)
+                step_shards_(rule, [shard], scale, found_inf)
             pending += self._start_gather(bucket)
         if self.offload is not None:
             for bucket in self.offload.buckets:
@@ -226,7 +276,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Step one bucket ahead of `step`, with the hyperparameters as they are now."""
         assert self.offload is not None
         group = self.param_groups[bucket.spec.group]
-        rule = step_of(self.plan.rule, self.plan.name, group, self.num_applied + 1)
+        rule = step_of(self.plan.rule, self.plan.name, group, self._num_applied + 1)
         assert not isinstance(rule, WHOLE_TENSOR_RULES)
         self.offload.stepper.begin(bucket, rule, None)
 
@@ -263,6 +313,12 @@ def _shard_of(bucket: Bucket) -> Shard:
     assert bucket.state is not None
     out = bucket.param_shard if bucket.has_master else None
     return Shard(bucket.state.master, tuple(bucket.state.states.values()), bucket.mean_grad, out)
+
+
+def _knows_late(rule: Rule, buckets: Sequence[Bucket], offload: Offload | None) -> bool:
+    """Whether the device can leave a step out by itself, and runs behind the host."""
+    by_kernels = rule in ("adam", "adagrad", "lion", "sgd") and offload is None
+    return by_kernels and bool(buckets) and buckets[0].params.device.type in LATE_DEVICES
 
 
 def _new_state(bucket: Bucket, plan: GroupPlan) -> ShardState:

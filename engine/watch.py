@@ -75,6 +75,11 @@ class Watch:
             share = loss.detach().float()
             self._loss = share if self._loss is None else self._loss + share
 
+    def is_told(self, global_steps: int) -> bool:
+        """Whether anybody will hear of this step, so that what is told of it has to be final."""
+        every = self._config.steps_per_print
+        return self.monitors.enabled or (every is not None and global_steps % every == 0)
+
     def finished(self, progress: Progress, batch: BatchSizes) -> None:
         """An optimizer step is through: count, and say and write what is due."""
         every = self._config.steps_per_print

@@ -19,7 +19,7 @@ def engine_of(**more: object) -> deepspeed.Engine:
     config = {
         "train_micro_batch_size_per_gpu": BATCH,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-        "bf16": {"enabled": True, "check_grad_overflow": False},
+        "bf16": {"enabled": True},
         "zero_optimization": {"stage": 1},
         **more,
     }
@@ -45,6 +45,27 @@ def waits_only_when_due() -> None:
     step(engine, x)
 
 
+def leaves_a_step_out_by_itself() -> None:
+    """An overflow is the device's to see; the host takes the step back when it asks."""
+    x = torch.randn(BATCH, WIDTH, device="cuda", dtype=torch.bfloat16)
+    engine = engine_of(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 9}})
+    optimizer = engine.optimizer
+    assert optimizer is not None
+    for _ in range(2):
+        step(engine, x)
+    before, rate = [param.detach().clone() for param in engine.parameters()], engine.get_lr()
+    engine.backward(engine(x).float().square().mean() * torch.inf)
+    engine.step()
+    assert not optimizer.is_decided
+    assert not engine.was_step_applied()
+    assert (engine.get_lr(), engine.skipped_steps, optimizer.num_applied) == (rate, 1, 2)
+    assert all(torch.equal(a, b) for a, b in zip(before, engine.parameters(), strict=True))
+    step(engine, x)
+    assert engine.was_step_applied()
+    assert optimizer.num_applied == 3
+    assert engine.get_lr() != rate
+
+
 def profiles(directory: str) -> str:
     path = Path(directory, "flops.txt")
     x = torch.randn(BATCH, WIDTH, device="cuda", dtype=torch.bfloat16)
@@ -67,6 +88,7 @@ if __name__ == "__main__":
 
     logging.getLogger("dslaunch.engine").addHandler(Keep())
     waits_only_when_due()
+    leaves_a_step_out_by_itself()
     text = profiles(sys.argv[1])
     losses = Path(sys.argv[1], "job/Train_Samples_train_loss.csv").read_text().splitlines()
     json.dump({"lines": lines, "flops": text, "losses": losses}, sys.stdout)

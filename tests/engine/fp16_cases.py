@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from zero_models import Model, batch, engine_of, whole
+from zero_models import Model, batch, engine_of, late_verdicts, whole
 
 import dslaunch.engine as deepspeed
 from dslaunch.engine import safe_access
+
+
+def late_overflows_skip_the_step(stage: int) -> None:
+    with late_verdicts():
+        overflows_skip_the_step(stage)
 
 
 def overflows_skip_the_step(stage: int) -> None:
@@ -37,6 +42,59 @@ def overflows_skip_the_step(stage: int) -> None:
     assert engine.lr_scheduler is not None
     assert engine.lr_scheduler.state_dict() == {"last_batch_iteration": 4}
     assert (engine.fp16_enabled(), engine.dynamic_loss_scale()) == (True, True)
+
+
+def the_host_need_not_wait(directory: str) -> None:
+    """bf16: a step is taken as applied until its verdict is read, and what was counted on it taken back."""
+    schedule = {"type": "WarmupLR", "params": {"warmup_num_steps": 20, "warmup_type": "linear"}}
+    more: dict[str, object] = {"bf16": {"enabled": True}, "scheduler": schedule}
+    torch.manual_seed(3)
+    plain = engine_of(Model(2), 1, **more)
+    torch.manual_seed(3)
+    with late_verdicts():
+        late = engine_of(Model(2), 1, **more)
+    for number, broken in enumerate([False, False, True, False, True, True, False]):
+        for engine in (plain, late):
+            engine.backward(engine(batch(number)) * (torch.inf if broken else 1.0))
+            engine.step()
+        assert plain.optimizer is not None
+        assert late.optimizer is not None
+        assert plain.optimizer.is_decided
+        assert not late.optimizer.is_decided
+        if number == 4:  # everything there is to ask
+            assert late.optimizer.overflow
+            assert (late.get_lr(), late.get_mom()) == (plain.get_lr(), plain.get_mom())
+            assert str(late.get_global_grad_norm()) == str(plain.get_global_grad_norm())
+        if number == 5:
+            late.save_checkpoint(directory)
+    for name in ("global_steps", "global_samples", "skipped_steps"):
+        assert getattr(late, name) == getattr(plain, name)
+    assert (late.skipped_steps, late.optimizer.num_applied, late.was_step_applied()) == (3, 4, True)
+    assert late.get_lr() == plain.get_lr()
+    a, b = whole(plain), whole(late)
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    resumed = engine_of(Model(2), 1, **more)
+    resumed.load_checkpoint(directory)
+    resumed.backward(resumed(batch(6)))
+    resumed.step()
+    assert resumed.get_lr() == plain.get_lr()
+    c = whole(resumed)
+    assert all(torch.equal(a[name], c[name]) for name in a)
+
+
+def edits_outlive_a_schedule_taken_back() -> None:
+    with late_verdicts():
+        engine = engine_of(Model(1), 0, scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 9}})
+    assert engine.optimizer is not None
+    engine.backward(engine(batch(0)))
+    engine.step()
+    engine.backward(engine(batch(1)) * torch.nan)
+    engine.step()
+    engine.optimizer.param_groups[0]["lr"] = 0.5
+    assert not engine.was_step_applied()
+    assert engine.get_lr() == [0.5]
+    assert engine.lr_scheduler is not None
+    assert engine.lr_scheduler.state_dict() == {"last_batch_iteration": 0}
 
 
 def inputs_are_cast_and_direct_backward_is_scaled() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,3 +99,16 @@ def test_overflows_skip_the_step_on_every_rank(ranks: RankPool, stage: int) -> N
 
 def test_inputs_are_cast_and_direct_backward_is_scaled(ranks: RankPool) -> None:
     ranks.run(1, "fp16_cases", "inputs_are_cast_and_direct_backward_is_scaled")
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_overflows_skip_the_step_where_the_host_hears_of_it_late(ranks: RankPool, stage: int) -> None:
+    ranks.run(2, "fp16_cases", "late_overflows_skip_the_step", stage)
+
+
+def test_the_host_need_not_wait(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(2, "fp16_cases", "the_host_need_not_wait", str(tmp_path))
+
+
+def test_edits_outlive_a_schedule_taken_back(ranks: RankPool) -> None:
+    ranks.run(1, "fp16_cases", "edits_outlive_a_schedule_taken_back")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 import dslaunch.engine as deepspeed
+from dslaunch.engine import verdict
 
 WIDTH = 16
 
@@ -115,3 +117,13 @@ def live_numel(engine: deepspeed.Engine) -> int:
         bucket.params.untyped_storage().size() // bucket.params.element_size()
         for bucket in engine.placement.sharded
     )
+
+
+@contextmanager
+def late_verdicts() -> Iterator[None]:
+    """Let the engines made inside believe that the CPU runs behind the host, as GPUs do."""
+    verdict.LATE_DEVICES.append("cpu")
+    try:
+        yield
+    finally:
+        verdict.LATE_DEVICES.remove("cpu")
