@@ -83,6 +83,9 @@ def initialize(
     batch = resolve_batch(settings.batch, world)
     plan = plan_groups(settings.optimizer, optimizer, model_parameters, model)
     device = use_device(world)
+    if optimizer is not None:
+        # Schedulers watch its step(), which nobody calls, and would warn about that.
+        optimizer._opt_called = True  # type: ignore[attr-defined]
     placement = place(model, [] if plan is None else plan.groups, settings, world, device)
     gatherer = _build_gatherer(model, placement, settings, world)
     wrapped = None if plan is None else _build_optimizer(plan, placement, gatherer, settings)
@@ -184,8 +187,6 @@ def _scheduler(
         raise EngineError(
             "ReduceLROnPlateau needs a metric that the engine does not have", "step it in the script"
         )
-    # It watches the step() of the script's optimizer, which nobody calls, and would warn about that.
-    bound._opt_called = True  # type: ignore[union-attr]
     return client  # type: ignore[return-value]
 
 

@@ -16,37 +16,33 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def consolidated(
-    module: torch.nn.Module, exclude_frozen: bool, keep: bool, to_cpu: bool = True
-) -> dict[str, object]:
+def consolidated(module: torch.nn.Module, exclude_frozen: bool, keep: bool) -> dict[str, object]:
     """The state dict with every tensor whole, where `keep`; empty elsewhere. Collective at stage 3.
 
-    One bucket is gathered at a time; what was sharded is returned on the CPU, the rest too if `to_cpu`.
-    Names that share a tensor share it here too.
+    One bucket is gathered at a time; all of it is returned on the CPU. Names that share a tensor share it
+    here too.
     """
     frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
     named = dict(module.named_parameters(remove_duplicate=False))
     names_in: dict[int, list[str]] = {}
     buckets: dict[int, ShardedBucket] = {}
     found: dict[str, object] = {}
+    copies: dict[tuple[object, ...], torch.Tensor] = {}
     for name, value in module.state_dict().items():
         if exclude_frozen and name in frozen:
             continue
         bucket = sharded_bucket_of(named[name]) if name in named else None
         if bucket is None:
-            found[name] = _kept(value, to_cpu) if keep else None
+            found[name] = _kept(value, copies) if keep else None
         else:
             found[name] = None
             buckets[id(bucket)] = bucket
             names_in.setdefault(id(bucket), []).append(name)
     for key, held in buckets.items():
         held.gather()
-        taken: dict[int, object] = {}
+        copies.clear()  # the memory of the last bucket may be this one's now
         for name in names_in[key] if keep else ():
-            param = named[name]
-            if id(param) not in taken:
-                taken[id(param)] = param.data.cpu() if param.is_cuda else param.data.clone()
-            found[name] = taken[id(param)]
+            found[name] = _kept(named[name].data, copies)
         held.let_go()
     return found if keep else {}
 
@@ -120,5 +116,15 @@ def load_sharded(module: torch.nn.Module, tensors: dict[str, object]) -> set[str
     return taken
 
 
-def _kept(value: object, to_cpu: bool) -> object:
-    return value.detach().cpu() if to_cpu and isinstance(value, torch.Tensor) else value
+def _kept(value: object, copies: dict[tuple[object, ...], torch.Tensor]) -> object:
+    """A copy on the CPU, one for all names of a tensor, with a memory of its own.
+
+    Accelerate takes tensors of one storage, as those of a bucket are, for one tensor under several names.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    tensor = value.detach()
+    key = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+    if key not in copies:
+        copies[key] = tensor.cpu() if tensor.is_cuda else tensor.clone()
+    return copies[key]

@@ -9,8 +9,6 @@ import json
 import os
 import shutil
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import on_cpu  # noqa: F401
 import torch
 import torch.distributed as dist
 import transformers
+from case_runner import close, folder, run_cases
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
@@ -71,7 +70,7 @@ def ds_config(stage: int, **changes: Any) -> dict[str, Any]:
     return config
 
 
-def arguments(folder: Path, config: dict[str, Any] | None, **changes: Any) -> TrainingArguments:
+def arguments(path: Path, config: dict[str, Any] | None, **changes: Any) -> TrainingArguments:
     settings: dict[str, Any] = {
         "per_device_train_batch_size": 2,
         "max_steps": 5,
@@ -86,7 +85,7 @@ def arguments(folder: Path, config: dict[str, Any] | None, **changes: Any) -> Tr
         "disable_tqdm": True,
     }
     return TrainingArguments(
-        str(folder), deepspeed=config, use_cpu=config is None and not torch.cuda.is_available(),
+        str(path), deepspeed=config, use_cpu=config is None and not torch.cuda.is_available(),
         **{**settings, **changes},
     )  # fmt: skip
 
@@ -100,7 +99,7 @@ def forget_config() -> None:
 
 def train(
     model: Callable[[], Any],
-    folder: Path,
+    path: Path,
     config: dict[str, Any] | None,
     resume: str | None = None,
     kind: type[Trainer] = Trainer,
@@ -111,7 +110,7 @@ def train(
     The arguments come first: they tell Transformers how models are to be built.
     """
     forget_config()
-    given = arguments(folder, config, **changes)
+    given = arguments(path, config, **changes)
     trainer = kind(model=model(), args=given, train_dataset=examples(64), eval_dataset=examples(8))
     assert trainer.is_deepspeed_enabled == (config is not None)
     trainer.train(resume_from_checkpoint=resume)
@@ -122,17 +121,13 @@ def train(
     return trainer, columns[0][1], columns[1][1], columns[2][1]
 
 
-def close(ours: Any, theirs: Any, tolerance: float = 1e-4) -> None:
-    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=tolerance, atol=tolerance)
-
-
 def same_run(
     stage: int, model: Callable[[], Any] = fresh_model, tolerance: float = 1e-4, **changes: Any
 ) -> Any:
     """Train with and without the engine, and compare every step; returns the engine's trainer."""
-    folder = FOLDER / "run"
-    _, *theirs = train(model, folder, None, **changes)
-    trainer, *ours = train(model, folder, ds_config(stage), **changes)
+    path = folder() / "run"
+    _, *theirs = train(model, path, None, **changes)
+    trainer, *ours = train(model, path, ds_config(stage), **changes)
     close(ours, theirs, tolerance)
     return trainer
 
@@ -177,7 +172,7 @@ def config_optimizer() -> None:
     """Optimizer and scheduler out of the config, everything "auto"; the plain run takes the same rates."""
     config = ds_config(2, optimizer=copy.deepcopy(OPTIMIZER), scheduler=copy.deepcopy(SCHEDULER))
     # One group holds all parameters then: Transformers leaves norms out of weight decay only in its own.
-    _, *ours = train(fresh_model, FOLDER / "run", config, warmup_steps=2, weight_decay=0.0)
+    _, *ours = train(fresh_model, folder() / "run", config, warmup_steps=2, weight_decay=0.0)
     # Trainer logs the rate of the step that follows.
     rates = [0.0, *ours[2]]
 
@@ -188,40 +183,40 @@ def config_optimizer() -> None:
             )
             return self.lr_scheduler
 
-    _, *theirs = train(fresh_model, FOLDER / "run", None, kind=Scheduled, weight_decay=0.0)
+    _, *theirs = train(fresh_model, folder() / "run", None, kind=Scheduled, weight_decay=0.0)
     close(ours[:2], theirs[:2])
 
 
 def resume() -> None:
     """A run that goes on from a checkpoint has the losses of one that was never stopped."""
     for stage in (2, 3):
-        folder = FOLDER / f"saved-{stage}"
+        path = folder() / f"saved-{stage}"
         _, whole, *_ = train(
-            fresh_model, folder, ds_config(stage), save_strategy="steps", save_steps=2, max_steps=4
+            fresh_model, path, ds_config(stage), save_strategy="steps", save_steps=2, max_steps=4
         )
         changes = {"save_strategy": "steps", "save_steps": 50, "max_steps": 4}
-        _, rest, *_ = train(fresh_model, folder, ds_config(stage), f"{folder}/checkpoint-2", **changes)
+        _, rest, *_ = train(fresh_model, path, ds_config(stage), f"{path}/checkpoint-2", **changes)
         close(rest[-2:], whole[-2:], 1e-5)
         if dist.get_rank() == 0:
-            (folder / "losses.json").write_text(json.dumps(whole))
+            (path / "losses.json").write_text(json.dumps(whole))
 
 
 def resume_at_another_world_size() -> None:
     """What `resume` has saved on two ranks goes on on one, with the same global batches."""
     for stage, saved in ((2, 2), (3, 3), (3, 2)):
-        folder = FOLDER / f"saved-{saved}"
-        whole = json.loads((folder / "losses.json").read_text())
+        path = folder() / f"saved-{saved}"
+        whole = json.loads((path / "losses.json").read_text())
         changes = {"per_device_train_batch_size": 4, "max_steps": 4, "ignore_data_skip": False}
-        _, rest, *_ = train(fresh_model, folder, ds_config(stage), f"{folder}/checkpoint-2", **changes)
+        _, rest, *_ = train(fresh_model, path, ds_config(stage), f"{path}/checkpoint-2", **changes)
         close(rest[-2:], whole[-2:], 1e-3)
 
 
 def best_model() -> None:
     """load_best_model_at_end brings back the best weights, not the last."""
     for stage in (1, 3):
-        folder = FOLDER / "best"
+        path = folder() / "best"
         trainer, *_ = train(
-            fresh_model, folder, ds_config(stage),
+            fresh_model, path, ds_config(stage),
             learning_rate=0.4, lr_scheduler_type="constant", save_strategy="steps", eval_strategy="steps",
             save_steps=1, eval_steps=1, max_steps=3, load_best_model_at_end=True,
         )  # fmt: skip
@@ -229,7 +224,7 @@ def best_model() -> None:
         assert min(losses) < losses[-1], losses
         close(trainer.evaluate()["eval_loss"], min(losses), 1e-5)
         if dist.get_rank() == 0:
-            shutil.rmtree(folder)
+            shutil.rmtree(path)
         dist.barrier()
 
 
@@ -239,8 +234,8 @@ def saved_model() -> None:
 
     inputs = torch.stack([example["input_ids"][:8] for example in examples(2)])
     for stage in (2, 3):
-        folder = FOLDER / f"model-{stage}"
-        trainer, *_ = train(fresh_model, folder, ds_config(stage), max_steps=2)
+        path = folder() / f"model-{stage}"
+        trainer, *_ = train(fresh_model, path, ds_config(stage), max_steps=2)
         trainer.save_model()
         dist.barrier()
         with deepspeed.zero.GatheredParameters(list(trainer.model.parameters())):
@@ -248,7 +243,7 @@ def saved_model() -> None:
             expected = trainer.model.eval()(inputs).logits
         del trainer
         forget_config()
-        plain = LlamaForCausalLM.from_pretrained(folder)
+        plain = LlamaForCausalLM.from_pretrained(path)
         assert all(param.numel() for param in plain.parameters()), "built in shards without a config for it"
         for name, value in plain.state_dict().items():
             close(value.tolist(), weights[name].tolist(), 1e-6)
@@ -257,14 +252,14 @@ def saved_model() -> None:
 
 def pretrained_in_shards() -> None:
     """from_pretrained under stage 3 builds shards; training and generate go as without."""
-    folder = FOLDER / "model"
+    path = folder() / "model"
     if dist.get_rank() == 0:
-        fresh_model(tie_word_embeddings=True).save_pretrained(folder)
+        fresh_model(tie_word_embeddings=True).save_pretrained(path)
     dist.barrier()
     seen: list[int] = []
 
     def load() -> Any:
-        model = LlamaForCausalLM.from_pretrained(folder)
+        model = LlamaForCausalLM.from_pretrained(path)
         seen.append(sum(param.numel() == 0 for param in model.parameters()))
         return model
 
@@ -291,7 +286,7 @@ def resized_embeddings() -> None:
         model.resize_token_embeddings(260, mean_resizing=False)
         return model
 
-    trainer, losses, *_ = train(grown, FOLDER / "run", ds_config(3), max_steps=2)
+    trainer, losses, *_ = train(grown, folder() / "run", ds_config(3), max_steps=2)
     shape = trainer.model.get_input_embeddings().weight
     assert getattr(shape, "ds_shape", shape.shape)[0] == 260
     assert losses[-1] > 0
@@ -308,17 +303,17 @@ def lora() -> None:
 
     for stage in (0, 2, 3):
         trainer = same_run(stage, adapted, max_steps=3, learning_rate=5e-2)
-        folder = FOLDER / f"adapter-{stage}"
-        trainer.save_model(str(folder))
+        path = folder() / f"adapter-{stage}"
+        trainer.save_model(str(path))
         dist.barrier()
         if stage != 3:
             trained = {name: p.detach() for name, p in trainer.model.named_parameters() if p.requires_grad}
-            read = PeftModel.from_pretrained(fresh_model(), folder)
+            read = PeftModel.from_pretrained(fresh_model(), path)
             for name, value in read.named_parameters():
                 if name in trained:
                     close(value.tolist(), trained[name].tolist(), 1e-6)
         else:
-            assert (folder / "adapter_model.safetensors").stat().st_size > 1000
+            assert (path / "adapter_model.safetensors").stat().st_size > 1000
 
 
 def evaluation_only() -> None:
@@ -326,7 +321,7 @@ def evaluation_only() -> None:
     losses = []
     for config in (None, ds_config(3)):
         forget_config()
-        given = arguments(FOLDER / "run", config)
+        given = arguments(folder() / "run", config)
         trainer = Trainer(model=fresh_model(), args=given, eval_dataset=examples(8))
         losses.append(trainer.evaluate()["eval_loss"])
         del trainer, given
@@ -337,31 +332,8 @@ CASES = [
     *(stage_0, stage_1, stage_2, stage_3, tied_and_checkpointed, bf16, config_optimizer, resume, best_model),
     *(saved_model, pretrained_in_shards, resized_embeddings, lora, evaluation_only),
 ]
-ALONE = [resume_at_another_world_size]
-FOLDER = Path()
-
-
-def main() -> int:
-    """Run the cases named, all where none is."""
-    global FOLDER
-    folder, *names = (word for word in sys.argv[1:] if not word.startswith("--local_rank"))
-    FOLDER = Path(folder)
-    transformers.logging.set_verbosity_error()
-    failed = 0
-    for case in (*CASES, *ALONE):
-        if case.__name__ in names or (not names and case in CASES):
-            started = time.monotonic()
-            try:
-                case()
-                words = "ok"
-            except Exception:
-                traceback.print_exc()
-                words, failed = "failed", failed + 1
-            gc.collect()
-            if os.environ["RANK"] == "0":
-                print(f"case {case.__name__} {words} {time.monotonic() - started:.1f} s", flush=True)
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    transformers.logging.set_verbosity_error()
+    sys.exit(run_cases(CASES, [resume_at_another_world_size]))

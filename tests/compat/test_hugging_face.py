@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on two ranks that dslaunch starts: the same losses as without an engine.
+"""Hugging Face's libraries on two ranks that dslaunch starts: the same losses as without an engine.
 
 Some of `trainer_cases.py`; `scripts/matrix` runs them all.
 """
@@ -12,7 +12,7 @@ import pytest
 
 HERE = Path(__file__).parent
 DSLAUNCH = (sys.executable, "-c", "import sys; from dslaunch.launcher.cli import main; sys.exit(main())")
-CASES = ("stage_2", "stage_3", "config_optimizer", "resume", "pretrained_in_shards", "lora")
+TRAINER = ("stage_2", "stage_3", "config_optimizer", "resume", "pretrained_in_shards", "lora")
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +33,16 @@ def launch(num_ranks: int, script: str, *arguments: object) -> list[str]:
     return [" ".join(line.split()[1:3]) for line in lines]
 
 
-def test_two_ranks(folder: Path) -> None:
-    assert launch(2, "trainer_cases.py", folder, *CASES) == [f"{case} ok" for case in CASES]
+def test_trainer(folder: Path) -> None:
+    assert launch(2, "trainer_cases.py", folder, *TRAINER) == [f"{case} ok" for case in TRAINER]
 
 
-def test_one_rank_goes_on_from_two(folder: Path) -> None:
-    """Needs what the case `resume` has saved."""
+def test_trainer_on_one_rank_goes_on_from_two(folder: Path) -> None:
+    """It needs what the case `resume` has saved."""
     case = "resume_at_another_world_size"
     assert launch(1, "trainer_cases.py", folder, case) == [f"{case} ok"]
+
+
+def test_accelerate(folder: Path) -> None:
+    cases = ("stages", "state", "config_file")
+    assert launch(2, "accelerate_cases.py", folder) == [f"{case} ok" for case in cases]
