@@ -10,10 +10,12 @@ from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.supervise import Input
 from dslaunch.launcher.whereabouts import Whereabouts
 
-TIMEOUT_S = 1.0
+_TIMEOUT_S = 1.0
 """For the ranks of one host."""
-_WAIT_S = 2.0
-"""For all hosts: one that is frozen or cut off does not answer at all."""
+_FLIGHT_TIMEOUT_S = 2.5
+"""torch looks once a second whether it should write a dump."""
+_WAY_S = 0.75
+"""More for all hosts: one that is frozen or cut off does not answer at all."""
 _POLL_S = 0.02
 
 
@@ -28,13 +30,14 @@ class CensusTaker:
     def on_input(self, what: Input) -> None:
         self._seen.on_input(what)
 
-    async def take(self) -> Whereabouts:
+    async def take(self, *, with_flight: bool = False) -> Whereabouts:
         """What is known when all have answered, or when the time is up; it changes with the next census."""
+        timeout_s = _FLIGHT_TIMEOUT_S if with_flight else _TIMEOUT_S
         async with self._taking:
             self._seen.ask_again()
-            self._send(wire.Census(TIMEOUT_S))
+            self._send(wire.Census(timeout_s, with_flight))
             loop = asyncio.get_running_loop()
-            end = loop.time() + _WAIT_S
+            end = loop.time() + timeout_s + _WAY_S
             while not self._seen.has_all and loop.time() < end:
                 await asyncio.sleep(_POLL_S)
             return self._seen

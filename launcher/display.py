@@ -206,6 +206,7 @@ class Display:
         """The job makes no progress. Where it is ended for that, the last words tell."""
         if self._folder is not None:
             self._folder.write_census("hang", seen.text())
+            self._folder.write_flights(seen.flights)
         if is_ended:
             return
         for line in (f"no progress for {hung.after_s:g} s: {hung.what}", *hung.places):
@@ -228,7 +229,7 @@ class Display:
         self._clear_progress()
         if self._rank_lines is not None:
             self._rank_lines.flush()
-        places = self._whereabouts.lines_of_others()
+        places = self._whereabouts.lines_of_others() + self._whereabouts.flight_lines()
         words = report(verdict, self._plan, self._device, self._streams.tail, places)
         for line in words:
             self._warn(line)
@@ -236,6 +237,7 @@ class Display:
             self._folder.write_verdict(verdict, words)
             if places:
                 self._folder.write_census("end", self._whereabouts.text())
+                self._folder.write_flights(self._whereabouts.flights)
 
     def _say(self, text: str) -> None:
         if self._words.info:

@@ -47,7 +47,7 @@ class HangGuard:
                 await self._look_into(suspicion)
 
     async def _look_into(self, suspicion: Suspicion) -> None:
-        seen = await self._census.take()
+        seen = await self._census.take(with_flight=True)
         if not suspicion.idle and not await self._is_still(seen):
             self._watch.begin_anew(time.monotonic())
             return
@@ -55,7 +55,7 @@ class HangGuard:
             await asyncio.sleep(_INNOCENT_WAIT_S)
         ranks = tuple(rank for group in odd_ones(seen.groups()) for rank in group.ranks)
         silent_s = round(suspicion.silent_s)
-        self._found(JobHung(silent_s, suspicion.what, ranks, tuple(seen.lines())), seen)
+        self._found(JobHung(silent_s, suspicion.what, ranks, (*seen.lines(), *seen.flight_lines())), seen)
         self._watch.after_s *= 2
 
     async def _is_still(self, seen: Whereabouts) -> bool:

@@ -27,6 +27,7 @@ AGENT_MODULES = (
     "launcher/agent/evidence.py",
     "launcher/agent/facts.py",
     "launcher/agent/family.py",
+    "launcher/agent/flight.py",
     "launcher/agent/guard.py",
     "launcher/agent/hook.py",
     "launcher/agent/kernel_state.py",

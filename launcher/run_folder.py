@@ -16,7 +16,7 @@ from dslaunch.launcher.supervise import AgentClosed, Deadline, FromAgent, Input
 from dslaunch.launcher.usage_log import UsageLog
 from dslaunch.launcher.verdict import Interrupted, JobHung, PeerEnded, Verdict
 
-_UNWRITTEN = (wire.Output, wire.Heartbeat, wire.Stack, wire.CensusEnd)
+_UNWRITTEN = (wire.Output, wire.Heartbeat, wire.Stack, wire.FlightPiece, wire.CensusEnd)
 
 
 class RunFolder:
@@ -107,6 +107,13 @@ class RunFolder:
                 "report": words,
             },
         )
+
+    def write_flights(self, dumps: Mapping[int, bytes]) -> None:
+        """What the ranks' flight recorders held, as torch wrote it."""
+        folder = self._folder / "flight"
+        folder.mkdir(exist_ok=True)
+        for rank, dump in dumps.items():
+            (folder / f"rank_{rank}").write_bytes(dump)
 
     def write_census(self, name: str, text: str) -> None:
         """Where the ranks were, with their stacks."""

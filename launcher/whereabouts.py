@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import binascii
+import zlib
 from collections.abc import Sequence
 
 from dslaunch.launcher import census, wire
+from dslaunch.launcher.flight import flight_lines
 from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.supervise import AgentClosed, FromAgent, Input
+
+_MAX_DUMP_BYTES = 256 << 20
 
 
 class Whereabouts:
@@ -19,6 +24,9 @@ class Whereabouts:
         self._ends: dict[int, int] = {}
         self._answered: set[int] = set()
         self._stacks: dict[int, wire.Stack] = {}
+        self._flight_text: dict[int, str] = {}
+        self.flights: dict[int, bytes] = {}
+        """The newest dumps of flight recorders, by rank."""
 
     def ask_again(self) -> None:
         """What is told from now on counts."""
@@ -29,6 +37,10 @@ class Whereabouts:
         match what:
             case FromAgent(_, wire.Stack(rank) as stack):
                 self._stacks[rank] = stack
+            case FromAgent(_, wire.FlightPiece(rank, text, last)):
+                self._flight_text[rank] = self._flight_text.get(rank, "") + text
+                if last:
+                    self.flights[rank] = _inflated(self._flight_text.pop(rank))
             case FromAgent(node_rank, wire.CensusEnd()):
                 self._answered.add(node_rank)
             case FromAgent(_, wire.Exited(rank, returncode)):
@@ -61,6 +73,10 @@ class Whereabouts:
         groups = census.group({rank: self.hosts[rank] for rank in self._stacks}, self.stacks, {})
         return census.lines(groups, self.hosts, mark=False)
 
+    def flight_lines(self) -> list[str]:
+        """What the flight recorders say of collectives that wait; none without them."""
+        return flight_lines(self.flights)
+
     def text(self) -> str:
         """All that was told, for a file."""
         told = [
@@ -68,4 +84,14 @@ class Whereabouts:
             f"{f', waits in {stack.waits_in}' if stack.waits_in else ''}\n{stack.text}"
             for stack in self.stacks
         ]
-        return "\n".join(["\n".join(self.lines()), *told])
+        return "\n".join(["\n".join([*self.lines(), *self.flight_lines()]), *told])
+
+
+def _inflated(text: str) -> bytes:
+    """The dump of base64 text; b"" for what is none, or is too large to be one."""
+    inflating = zlib.decompressobj()
+    try:
+        data = inflating.decompress(binascii.a2b_base64(text), _MAX_DUMP_BYTES)
+    except (binascii.Error, ValueError, zlib.error):
+        return b""
+    return data if inflating.eof else b""

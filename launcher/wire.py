@@ -59,9 +59,13 @@ class Stop(NamedTuple):
 
 
 class Census(NamedTuple):
-    """Down: tell where the ranks are, by a Stack for each that lives, after `timeout_s` at the latest."""
+    """Down: tell where the ranks are, by a Stack for each that lives, after `timeout_s` at the latest.
+
+    With `flight` also what their flight recorders hold.
+    """
 
     timeout_s: float
+    flight: bool
 
 
 class Signal(NamedTuple):
@@ -189,6 +193,14 @@ class Stack(NamedTuple):
     text: str
 
 
+class FlightPiece(NamedTuple):
+    """Up: a piece of a rank's flight recorder dump, deflated and in base64; `last` completes it."""
+
+    rank: int
+    text: str
+    last: bool
+
+
 class CensusEnd(NamedTuple):
     """Up: all that can be told of the ranks was told."""
 
@@ -228,6 +240,7 @@ Up = (
     | Vitals
     | DeviceUse
     | Stack
+    | FlightPiece
     | CensusEnd
     | Exited
     | Heartbeat

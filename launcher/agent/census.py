@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import time
 from collections.abc import Iterable
 
 from dslaunch.launcher.agent import hook
@@ -90,18 +89,15 @@ class _Asked:
 
 
 class Census:
-    """Ask on construction; `poll` until it says that all have answered or the time is up."""
+    """Asks on construction."""
 
-    def __init__(
-        self, ranks: Iterable[RankProcess], folder: hook.HookFolder | None, timeout_s: float
-    ) -> None:
-        self._deadline = time.monotonic() + timeout_s
+    def __init__(self, ranks: Iterable[RankProcess], folder: hook.HookFolder | None) -> None:
         self._asked = [_Asked(process, folder) for process in ranks if process.returncode is None]
 
-    def is_done(self) -> bool:
-        now = time.monotonic()
+    def is_done(self, now: float) -> bool:
+        """Whether all have answered who will; `now` is on the monotonic clock."""
         answered = [asked.has_answered(now) for asked in self._asked]  # each is to be looked at
-        return now >= self._deadline or all(answered)
+        return all(answered)
 
     def stacks(self) -> list[Stack]:
         """One for each rank that had not ended when it was asked."""

@@ -188,8 +188,8 @@ class Agent:
                     self._start(plan_from_json(self._plan_text, self._index))
             case Stop(number, grace_s, census_s):
                 self._ask(census_s, partial(self._stop, number, grace_s))
-            case Census(timeout_s):
-                self._ask(timeout_s, lambda: None)
+            case Census(timeout_s, with_flight):
+                self._ask(timeout_s, lambda: None, with_flight=with_flight)
             case Signal(signal.SIGKILL):
                 self._signal_groups(signal.SIGKILL)
             case Signal(number):
@@ -343,10 +343,10 @@ class Agent:
         for process in self._ranks.values():
             process.signal_group(number)
 
-    def _ask(self, census_s: float, then: Callable[[], None]) -> None:
+    def _ask(self, census_s: float, then: Callable[[], None], *, with_flight: bool = False) -> None:
         """Do it after a look at where the ranks are, for so long at most."""
         if self._observer is not None and self._state is State.RUNNING and census_s > 0:
-            self._observer.ask(census_s, then)
+            self._observer.ask(census_s, then, with_flight=with_flight)
         else:
             then()
 

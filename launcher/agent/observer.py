@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from dslaunch.launcher.agent import device_use, hook
 from dslaunch.launcher.agent.census import POLL_S, Census
+from dslaunch.launcher.agent.flight import FlightDumps
 from dslaunch.launcher.agent.process import RankProcess
 from dslaunch.launcher.agent.vitals import vitals
 from dslaunch.launcher.wire import CensusEnd, DeviceUse, Message, Vitals
@@ -17,6 +18,8 @@ VITALS_S = 1.0
 
 class _Wait(NamedTuple):
     census: Census
+    deadline: float
+    with_flight: bool
     then: tuple[Callable[[], None], ...]
 
 
@@ -36,14 +39,18 @@ class Observer:
             self.folder: hook.HookFolder | None = hook.HookFolder(node_id)
         except OSError:
             self.folder = None
+        self._dumps = None if self.folder is None else FlightDumps(self.folder.path)
         self._waiting: _Wait | None = None
 
-    def ask(self, timeout_s: float, then: Callable[[], None]) -> None:
+    def ask(self, timeout_s: float, then: Callable[[], None], *, with_flight: bool) -> None:
         """Begin a census; `then` is called after its end."""
         if self._waiting is not None:
             self._waiting = self._waiting._replace(then=(*self._waiting.then, then))
             return
-        self._waiting = _Wait(Census(self._ranks.values(), self.folder, timeout_s), (then,))
+        if with_flight and self._dumps is not None:
+            self._dumps.ask()
+        census = Census(self._ranks.values(), self.folder)
+        self._waiting = _Wait(census, time.monotonic() + timeout_s, with_flight, (then,))
 
     @property
     def next_look_at(self) -> float:
@@ -60,20 +67,30 @@ class Observer:
                 self._devices = device_use.DeviceUse(self._slots)
             elif used := self._devices.take():
                 tell(DeviceUse(used))
-        if self._waiting is not None and self._waiting.census.is_done():
+        if self._waiting is not None and (now >= self._waiting.deadline or self._is_done(self._waiting, now)):
             self._tell(self._waiting, tell)
+
+    def _is_done(self, waiting: _Wait, now: float) -> bool:
+        is_flight_done = not waiting.with_flight or self._dumps is None or self._dumps.have_answered(now)
+        return waiting.census.is_done(now) and is_flight_done
 
     def _tell(self, waiting: _Wait, tell: Callable[[Message], None]) -> None:
         self._waiting = None
         for stack in waiting.census.stacks():
             tell(stack)
+        self._tell_flight(tell)
         tell(CensusEnd())
         for act in waiting.then:
             act()
 
+    def _tell_flight(self, tell: Callable[[Message], None]) -> None:
+        for piece in self._dumps.new_ones() if self._dumps is not None else ():
+            tell(piece)
+
     def close(self, tell: Callable[[Message], None]) -> None:
-        """Tell what is known, and leave nothing."""
+        """Tell what is known, and leave nothing. Ranks that gave a collective up have written dumps."""
         if self._waiting is not None:
             self._tell(self._waiting, tell)
+        self._tell_flight(tell)
         if self.folder is not None:
             hook.remove(self.folder.path)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 
-from dslaunch.launcher.agent import progress
+from dslaunch.launcher.agent import flight, progress
 from dslaunch.launcher.agent.binding import bind, binding_environment
 from dslaunch.launcher.agent.hook import HookFolder
 from dslaunch.launcher.node_plan import NodePlan, RankPlan
@@ -52,7 +52,7 @@ def environment(
     told = {progress.VARIABLE: progress.path(plan.node_id)}
     env = {**plan.defaults, **os.environ, **told, **added, **expanded}
     env |= binding_environment(cores) if cores else {}
-    return env | (folder.environment(env) if folder is not None else {})
+    return env if folder is None else env | folder.environment(env) | flight.environment(folder.path, env)
 
 
 class RankProcess:

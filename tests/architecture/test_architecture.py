@@ -16,9 +16,9 @@ SOURCE = ROOT / "src/dslaunch"
 ROOMS = sorted(path.name for path in SOURCE.iterdir() if path.is_symlink())
 MAX_LINES = 400
 AGENT_IMPORTS = {
-    *("__future__", "collections", "contextlib", "ctypes", "dataclasses", "enum", "fcntl", "functools"),
-    *("json", "os", "platform", "select", "selectors", "signal", "socket", "stat", "struct", "subprocess"),
-    *("sys", "threading", "time", "typing"),
+    *("__future__", "binascii", "collections", "contextlib", "ctypes", "dataclasses", "enum", "fcntl"),
+    *("functools", "json", "os", "platform", "select", "selectors", "signal", "socket", "stat", "struct"),
+    *("subprocess", "sys", "threading", "time", "typing", "zlib"),
 }  # fmt: skip
 HEAVY = {"torch", "asyncssh", "paramiko", "numpy", "rich", "asyncio", "yaml", "dslaunch.engine"}
 

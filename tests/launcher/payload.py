@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,26 @@ def hangs(how: str) -> None:
     print("up", flush=True)
     if os.environ["RANK"] == "2":
         globals()[how]()
+    _sleep()
+
+
+def records(how: str, dumps: str) -> None:
+    """Ranks as torch's NCCL groups would have them: with a pipe, at a word through which they write a dump.
+
+    Rank 0 has its dump written when it gives up by itself, where `how` says so.
+    """
+    rank = os.environ["RANK"]
+    dump = os.path.join(dumps, f"rank_{rank}")
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
+    os.mkfifo(pipe)
+    print("up", os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"], flush=True)
+    if how == "waits":
+        with open(pipe, "rb") as file:
+            file.read(1)
+    if how == "waits" or rank == "0":
+        shutil.copy(dump, os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank)
+    if how == "gives_up" and rank == "0":
+        os.abort()
     _sleep()
 
 

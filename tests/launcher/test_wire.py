@@ -15,7 +15,8 @@ texts = st.lists(text, max_size=3).map(tuple)
 messages = st.one_of(
     st.builds(wire.PlanPiece, text, st.booleans()),
     st.builds(wire.Stop, small, seconds, seconds),
-    st.builds(wire.Census, seconds),
+    st.builds(wire.Census, seconds, st.booleans()),
+    st.builds(wire.FlightPiece, small, text, st.booleans()),
     st.builds(wire.Stack, small, small, text, text, text),
     st.builds(wire.CensusEnd),
     st.builds(wire.Vitals, st.integers(0, 2**63), texts),
