@@ -14,6 +14,7 @@ from dslaunch.engine import checkpoint_manifest as manifests
 from dslaunch.engine import log
 from dslaunch.engine.checkpoint_source import NativeSource, SavedState, Source, state_from
 from dslaunch.engine.checkpoint_storage import host_leaders
+from dslaunch.engine.deepspeed_source import DeepSpeedSource, Names, is_deepspeed
 from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.ranks import Ranks
 
@@ -47,17 +48,18 @@ class Found:
         return state_from(ranks.gather(path.read_bytes() if ranks.world.rank == first else b"")[first])
 
 
-def find(ranks: Ranks, load_dir: Path, tag: str | None) -> Found | None:
+def find(ranks: Ranks, load_dir: Path, tag: str | None, trained: Names | None = None) -> Found | None:
     """The checkpoint `tag`, or the one `latest` names; None where there is no `latest`.
 
     CheckpointError where it is damaged. After a restart by the launcher (DSLAUNCH_RESUME) and without a tag,
-    a damaged one is named and passed over for the one saved before it.
+    a damaged one is named and passed over for the one saved before it. `trained`: the engine's parameters, by
+    group and in order, for checkpoints that do not name them.
     """
     candidates = _candidates(ranks, load_dir, tag)
     passed: list[str] = []
     for candidate in candidates:
         try:
-            return _open(ranks, load_dir, candidate)
+            return _open(ranks, load_dir, candidate, trained)
         except CheckpointError as error:
             if len(candidates) == 1:
                 raise
@@ -85,14 +87,14 @@ def _candidates(ranks: Ranks, load_dir: Path, tag: str | None) -> list[str]:
     return next((found for found in ranks.gather(look()) if found), [])
 
 
-def _open(ranks: Ranks, load_dir: Path, tag: str) -> Found:
+def _open(ranks: Ranks, load_dir: Path, tag: str, trained: Names | None) -> Found:
     rank, leaders = ranks.world.rank, host_leaders(ranks)
     opened: list[Source] = []
 
     def look() -> None:
         directory = files.find(load_dir, tag)
         if directory is not None:
-            opened.append(_source(directory))
+            opened.append(open_source(directory, trained))
 
     ranks.settle(ranks.attempt(look))
     saved_at = ranks.gather(opened[0].manifest.saved_at if opened else None)
@@ -117,7 +119,10 @@ def _open(ranks: Ranks, load_dir: Path, tag: str) -> Found:
     return found
 
 
-def _source(directory: Path) -> Source:
+def open_source(directory: Path, trained: Names | None = None) -> Source:
+    """The checkpoint in `directory`, ours or DeepSpeed's; CheckpointError where it is damaged."""
+    if is_deepspeed(directory):
+        return DeepSpeedSource(directory, trained)
     return NativeSource(directory, manifests.read(directory))
 
 

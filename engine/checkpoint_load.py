@@ -57,7 +57,7 @@ def load(engine: Engine, request: LoadRequest) -> tuple[str, dict[str, object]] 
     engine.saves.finish()
     ranks = engine.ranks
     ranks.enter("load_checkpoint")
-    found = checkpoint_find.find(ranks, request.load_dir, request.tag)
+    found = checkpoint_find.find(ranks, request.load_dir, request.tag, _trained(engine))
     if found is None:
         log.warn(
             engine.global_rank,
@@ -74,6 +74,16 @@ def load(engine: Engine, request: LoadRequest) -> tuple[str, dict[str, object]] 
         source.close()
     _load_progress(engine, request, found, state)
     return str(source.directory), state.client_state
+
+
+def _trained(engine: Engine) -> list[list[str]] | None:
+    """The names of the parameters of every group, in order."""
+    if engine.optimizer is None:
+        return None
+    return [
+        [home.name for param in group["params"] if (home := home_of(param)) is not None]
+        for group in engine.optimizer.param_groups
+    ]
 
 
 @torch.no_grad()
