@@ -57,6 +57,7 @@ def collect(engine: Engine, what: What) -> Contents:
         group = FROZEN if bucket.state is None else bucket.spec.group
         for slot, shape in zip(bucket.spec.slots, bucket.shapes, strict=True):
             params[slot.name] = ParamEntry(tuple(shape), bucket.spec.dtype, group, pieces[slot.name])
+    params = {name: params[name] for name in (*_in_groups(engine.optimizer), *params)}
     loose, extra = _loose(engine.module, what.exclude_frozen)
     whole = _share_out(engine.module, loose, world)
     for name, entry in whole.items():
@@ -126,6 +127,13 @@ def _buckets(engine: Engine, exclude_frozen: bool) -> Iterator[tuple[str, Bucket
         kept = not exclude_frozen or any(param.requires_grad for param in frozen.members)
         if kept:
             yield f"frozen_{number:05d}", frozen
+
+
+def _in_groups(optimizer: ShardedOptimizer | None) -> list[str]:
+    """The trained parameters in the order of the groups, which DeepSpeed's files number them by."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    homes = [home_of(param) for group in groups for param in group["params"]]
+    return [home.name for home in homes if home is not None]
 
 
 def _parts(bucket: Bucket, world: int, rank: int) -> dict[str, torch.Tensor]:

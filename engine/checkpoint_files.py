@@ -55,6 +55,12 @@ def write(path: Path, content: bytes) -> FileSum:
     return FileSum(len(content), zlib.crc32(content))
 
 
+def flush(path: Path) -> None:
+    """Force a written file to disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def file_sum(path: Path) -> FileSum:
     """Size and checksum of what `path` holds now."""
     crc32, num_bytes = 0, 0
@@ -145,6 +151,11 @@ def tags(load_dir: Path) -> list[str]:
     hidden = {name for name in found if name.startswith(".")}
     replaced = {name[1 : -len(".replaced")] for name in hidden if name.endswith(".replaced")}
     return sorted((found - hidden) | replaced)
+
+
+def is_checkpoint(directory: Path) -> bool:
+    """Whether `directory` is itself a checkpoint, ours or DeepSpeed's."""
+    return (directory / "manifest.json").is_file() or any(directory.glob("*_model_states.pt"))
 
 
 def clear_remains(save_dir: Path, in_use: Collection[Path]) -> None:

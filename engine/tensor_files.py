@@ -7,9 +7,11 @@ bytes one after another. The package's own functions want whole tensors on the C
 from __future__ import annotations
 
 import json
+import math
 import os
+import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -50,7 +52,24 @@ def dtype_named(name: str) -> torch.dtype:
     return dtype
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileSum:
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A tensor to be written that is made only then."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], torch.Tensor]
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor | Deferred]) -> FileSum:
     """Write a safetensors file and force it to disk; returns its size and checksum."""
     header: dict[str, object] = {}
     at = 0
@@ -76,11 +95,11 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> FileSum:
     return FileSum(num_bytes, checksum)
 
 
-def _blocks(start: bytes, tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
+def _blocks(start: bytes, tensors: Mapping[str, torch.Tensor | Deferred]) -> Iterator[memoryview]:
     yield memoryview(start)
     staging: torch.Tensor | None = None
     for tensor in tensors.values():
-        flat = as_bytes(tensor.detach())
+        flat = as_bytes(tensor.make() if isinstance(tensor, Deferred) else tensor.detach())
         if not flat.is_cuda:
             whole = _memory(flat)
             for at in range(0, len(whole), BLOCK_BYTES):
@@ -118,12 +137,13 @@ class TensorFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed with the reader
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self._descriptor)  # at the latest with the reader
         self.entries = self._entries()
 
     def _entries(self) -> dict[str, TensorEntry]:
-        size = int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little")
-        header = cast("dict[str, dict[str, object]]", json.loads(os.pread(self._file.fileno(), size, 8)))
+        size = int.from_bytes(os.pread(self._descriptor, 8, 0), "little")
+        header = cast("dict[str, dict[str, object]]", json.loads(os.pread(self._descriptor, size, 8)))
         return {
             name: TensorEntry(
                 _DTYPES[cast(str, entry["dtype"])],
@@ -152,14 +172,10 @@ class TensorFile:
     def _fill(self, into: memoryview, at: int) -> None:
         done = 0
         while done < len(into):
-            num_bytes = os.preadv(self._file.fileno(), [into[done:]], at + done)
+            num_bytes = os.preadv(self._descriptor, [into[done:]], at + done)
             if not num_bytes:
                 raise CheckpointError(
                     f"checkpoint file {self._path} ends {len(into) - done} bytes too early",
                     "load another tag",
                 )
             done += num_bytes
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()

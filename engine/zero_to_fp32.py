@@ -107,7 +107,7 @@ def state_dict_of(checkpoint: Checkpoint, exclude_frozen: bool = False) -> dict[
 def export(
     checkpoint: Any,
     output_dir: str | os.PathLike[str],
-    max_shard_size: str = "5GB",
+    max_shard_size: str | None = "5GB",
     safe_serialization: bool = False,
     exclude_frozen: bool = False,
 ) -> list[Path]:
@@ -123,7 +123,8 @@ def export(
     tied: dict[str, list[str]] = {}
     for alias, name in checkpoint.aliases(names).items():
         tied.setdefault(name, []).append(alias)
-    groups = list(_grouped(checkpoint, names, size_in_bytes(max_shard_size)))
+    limit = sys.maxsize if max_shard_size is None else size_in_bytes(max_shard_size)
+    groups = list(_grouped(checkpoint, names, limit))
     paths: list[Path] = []
     weight_map: dict[str, str] = {}
     for number, group in enumerate(groups, start=1):

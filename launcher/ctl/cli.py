@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from dslaunch.hostfile import TopologyError
+from dslaunch.launcher.ctl.checkpoint import checkpoint
 from dslaunch.launcher.ctl.jobs_cli import JOB_COMMANDS
 from dslaunch.launcher.ctl.options import (
     host_request,
@@ -178,7 +179,7 @@ def config(file: str, world_size: str | None, params: str | None, auto: bool, as
     return lint_config(file, world_size, params, auto=auto, as_json=as_json)
 
 
-for _command in JOB_COMMANDS:
+for _command in (checkpoint, *JOB_COMMANDS):
     _dslaunchctl.add_command(_command)
 
 

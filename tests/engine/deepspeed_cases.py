@@ -91,3 +91,30 @@ def load(case: str, stage: int) -> list[str]:
         engine.backward(engine(x.to(next(engine.parameters()).dtype)).float().square().mean())
         engine.step()
     return wrong
+
+
+def save(directory: str, stage: int, dtype: str) -> None:
+    """A checkpoint of our own with what is hard to convert, and the state it holds."""
+    engine = engine_of(stage, dtype)
+    x = torch.randn(2, FEATURES, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for _ in range(3):
+        engine.backward(engine(x.to(next(engine.parameters()).dtype)).float().square().mean())
+        engine.step()
+    engine.save_checkpoint(directory, client_state={"best": 0.5})
+    state = state_of(engine)
+    if dist.get_rank() == 0:
+        torch.save({**state, "lr": engine.get_lr(), "scale": engine.loss_scale()}, f"{directory}/expected.pt")
+
+
+def reload(directory: str, expected: str, stage: int, dtype: str) -> list[str]:
+    """What differs from the state at `expected` after loading."""
+    engine = engine_of(stage, dtype)
+    assert engine.load_checkpoint(directory)[1] == {"best": 0.5}
+    wanted = torch.load(expected)
+    found = {**state_of(engine), "lr": engine.get_lr(), "scale": engine.loss_scale()}
+    assert wanted.keys() == found.keys()
+    return [
+        name
+        for name, value in wanted.items()
+        if not (torch.equal(value, found[name]) if isinstance(value, torch.Tensor) else value == found[name])
+    ]
