@@ -59,6 +59,7 @@ class RunFolder:
     def write_preflight(self, text: str) -> None:
         """What the hosts told of themselves before the launch, as JSON."""
         (self._folder / "preflight.json").write_text(text + "\n", encoding="utf-8")
+        self._write_event({"event": "LookedOver"})
 
     def write_input(self, what: Input) -> None:
         """One line, with this machine's time, for what happened; of output only each rank's first."""

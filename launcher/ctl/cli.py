@@ -164,6 +164,24 @@ def _progress(text: str) -> None:
 
 
 @_dslaunchctl.command()
+@click.option("-o", "--output", metavar="PATH", help="The page. [RUN_DIR/view.html]")
+@click.argument("folder", metavar="RUN_DIR")
+def view(folder: str, output: str | None) -> int:
+    """Make one HTML page of what `dslaunch --run_dir RUN_DIR` has kept, also while it runs.
+
+    Start-up, what every rank did, memory, devices, restarts, and the end. The page needs nothing else.
+    """
+    from pathlib import Path
+
+    from dslaunch.launcher.view.read import write_page
+
+    target = Path(folder) / "view.html" if output is None else Path(output)
+    write_page(Path(folder), target)
+    click.echo(target)
+    return 0
+
+
+@_dslaunchctl.command()
 @click.argument("file", metavar="DS_CONFIG")
 @click.option("--world_size", metavar="N", help="Data-parallel ranks; checks the batch sizes.")
 @click.option("--params", metavar="P", help="Parameters of the model, as 7e9 or 7B; tells memory per rank.")

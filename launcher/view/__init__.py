@@ -1,0 +1,1 @@
+"""`dslaunchctl view`: a run's folder as one HTML page. Everything but `read.py` is pure."""
