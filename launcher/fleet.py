@@ -61,6 +61,7 @@ class AgentLink:
     post: Post
     pid: int = 0
     heard_at: float = 0.0
+    heard_ns: int = 0
     is_ready: bool = False
     is_silent: bool = False
     said_goodbye: bool = False
@@ -71,7 +72,7 @@ class AgentLink:
         decoder: wire.Decoder | None = None
         noise = b""
         async for chunk in chunks:
-            self.heard_at = time.monotonic()
+            self.heard_at, self.heard_ns = time.monotonic(), time.time_ns()
             if decoder is None:
                 noise += chunk
                 start = noise.find(_GREETING)
@@ -115,7 +116,7 @@ class AgentLink:
             if self.is_ready
             else "the same Python must be at the same place on every host, or see --python"
         )
-        return AgentClosed(self.node_rank, f"{reason}: {said}" if said else reason, hint)
+        return AgentClosed(self.node_rank, f"{reason}: {said}" if said else reason, hint, self.heard_ns)
 
 
 def no_agent(node_rank: int, error: Exception) -> AgentClosed:

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dslaunch.launcher import wire
 from dslaunch.launcher.fleet import AgentLink, NoAgentError, Post, no_agent, own_fault
@@ -48,6 +48,7 @@ class GroupFleet:
         self._settings = settings
         self._links: list[AgentLink] = []
         self._group: Group | None = None
+        self._has_ended_tool = False
         self._closed: set[int] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -93,7 +94,8 @@ class GroupFleet:
             group.kill()
             return no_agent(link.node_rank, error)
         if group.reason(link.node_rank) and not link.said_goodbye:
-            link.post(AgentClosed(link.node_rank, group.reason(link.node_rank), self._hint(link)))
+            reason = group.reason(link.node_rank)
+            link.post(self._dated(link, AgentClosed(link.node_rank, reason, self._hint(link))))
         elif group.returncode(link.node_rank) is not None and not link.said_goodbye:
             # the tool goes on for the other hosts' sake, and nobody would miss this one before the lease ends
             link.post(self._end(link, SessionEnd(group.returncode(link.node_rank), "")))
@@ -103,7 +105,11 @@ class GroupFleet:
         return "" if link.is_ready else f"try {self._backend.name} to it by hand, or --launcher ssh"
 
     def _end(self, link: AgentLink, end: SessionEnd) -> AgentClosed:
-        return link.closed(end, self._settings.python[-1], self._settings.lease_s)
+        return self._dated(link, link.closed(end, self._settings.python[-1], self._settings.lease_s))
+
+    def _dated(self, link: AgentLink, closed: AgentClosed) -> AgentClosed:
+        """Where we have ended the tool, nobody's silence tells when anything went wrong."""
+        return replace(closed, heard_ns=0 if self._has_ended_tool else link.heard_ns)
 
     def begin(self, plans: Sequence[NodePlan]) -> None:
         self._write(wire.encode_plans(plans_to_json(plans)))
@@ -125,6 +131,7 @@ class GroupFleet:
             self._end_tool()
 
     def _end_tool(self) -> None:
+        self._has_ended_tool = True
         if self._group is None:
             self._tasks[0].cancel()
         else:
@@ -133,7 +140,8 @@ class GroupFleet:
     def drop_silent(self, lease_s: float) -> None:
         for link in self._links:
             if link.falls_silent(lease_s):
-                link.post(AgentClosed(link.node_rank, f"no sign of life for {lease_s:g} s", ""))
+                reason = f"no sign of life for {lease_s:g} s"
+                link.post(self._dated(link, AgentClosed(link.node_rank, reason, "")))
 
     async def close(self) -> None:
         if self._group is not None:

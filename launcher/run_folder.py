@@ -74,8 +74,13 @@ class RunFolder:
                 return
             case FromAgent(node_rank, message):
                 record = {"event": type(message).__name__, "node_rank": node_rank, **message._asdict()}
-            case AgentClosed(node_rank, reason):
-                record = {"event": "AgentClosed", "node_rank": node_rank, "reason": reason}
+            case AgentClosed(node_rank, reason, _, heard_ns):
+                record = {
+                    "event": "AgentClosed",
+                    "node_rank": node_rank,
+                    "reason": reason,
+                    "heard_ns": heard_ns,
+                }
             case Interrupted(number):
                 record = {"event": "Interrupted", "signal": number}
             case JobHung():

@@ -38,11 +38,16 @@ class FromAgent:
 
 @dataclass(frozen=True, slots=True)
 class AgentClosed:
-    """The way to a node's agent has ended, well or badly. Comes once for each node."""
+    """The way to a node's agent has ended, well or badly. Comes once for each node.
+
+    `heard_ns` is when the agent was last heard, by the launcher's clock; 0 where that says nothing, because
+    we have broken it off.
+    """
 
     node_rank: int
     reason: str
     hint: str
+    heard_ns: int = 0
 
 
 class Deadline(Enum):
@@ -91,13 +96,15 @@ Action = Begin | Stop | Signal | Finish
 class Job:
     """What is known of a running job.
 
-    `ranks` are the global ranks of each node; `cause` is set by the Stop that was ordered.
+    `ranks` are the global ranks of each node; `cause` is set by the Stop that was ordered. `lost` are the
+    nodes that were lost while their ranks ran, with the time that each was last heard.
     """
 
     ranks: Mapping[int, tuple[int, ...]]
     ready: frozenset[int] = frozenset()
     closed: frozenset[int] = frozenset()
     ends: Mapping[int, RankEnd] = field(default_factory=dict)
+    lost: tuple[tuple[int, NodeLost], ...] = ()
     cause: Cause | None = None
     num_interrupts: int = 0
     finished: bool = False
@@ -156,9 +163,10 @@ def _closed(job: Job, closed: AgentClosed) -> Step:
     if lost:
         ends = {rank: RankEnd(node_rank, rank, None, 0, "") for rank in lost}
         job = replace(job, ends={**job.ends, **ends})
-        cause: Cause = NodeLost(node_rank, closed.reason)
-        if not job.has_begun:
-            cause = LaunchFailed(node_rank, closed.reason, closed.hint)
+        cause: Cause = LaunchFailed(node_rank, closed.reason, closed.hint)
+        if job.has_begun:
+            cause = NodeLost(node_rank, closed.reason)
+            job = replace(job, lost=(*job.lost, (closed.heard_ns, cause)))
         job, actions = _stop(job, cause, signal.SIGTERM)
     if len(job.closed) == len(job.ranks):
         job, last = _finish(job)
@@ -203,11 +211,23 @@ def _finish(job: Job) -> Step:
 
 
 def _first_cause(job: Job) -> Cause | None:
-    """The failed rank that ended first, though another's end may have been heard first.
+    """What went wrong first, though something else may have been heard first.
 
-    Whatever ended before the end that made us stop the job did not end by our stopping it.
+    Whatever ended before the end that made us stop the job did not end by our stopping it. A lost node
+    may have died right after it was last heard: ranks elsewhere that failed since then failed because of it.
     """
-    if not isinstance(job.cause, RankFailed):
+    if not isinstance(job.cause, RankFailed | NodeLost):
         return job.cause
     failed = [end for end in job.ends.values() if end.returncode not in (0, None)]
-    return RankFailed(min(failed, key=lambda end: end.time_ns))
+    lost = [(heard_ns, node) for heard_ns, node in job.lost if heard_ns]
+    if isinstance(job.cause, NodeLost):
+        lost = [(heard_ns, node) for heard_ns, node in lost if node == job.cause]
+    first_end = min(failed, key=lambda end: end.time_ns, default=None)
+    first_loss = min(lost, key=lambda loss: loss[0], default=None)
+    match first_end, first_loss:
+        case RankEnd(), (heard_ns, node):
+            return node if heard_ns < first_end.time_ns else RankFailed(first_end)
+        case RankEnd(), None if isinstance(job.cause, RankFailed):
+            return RankFailed(first_end)
+        case _:
+            return job.cause

@@ -2,9 +2,9 @@
 
 import json
 import os
+import random
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_a_missing_script_is_named_with_its_host(site: Site) -> None:
     assert result.returncode == 110
     host = result.stderr.partition("error: ")[2].partition(":")[0]
     assert host in ("worker-0", "worker-1")
-    assert result.stderr.splitlines() == [
+    assert result.stderr.splitlines()[-2:] == [  # before it, who was waited for, where machines are slow
         f"dslaunch: error: {host}: no script nope.py in {site.folder}",
         "dslaunch: hint: copy it to this host or use a shared folder",
     ]
@@ -145,27 +145,63 @@ def test_a_host_that_is_cut_off_cleans_itself_within_the_lease(netns_site: Site,
 
 
 TIE = """
-import os, time
+import json, os, pathlib, sys, time
+rank, delays = int(os.environ["RANK"]), json.loads(sys.argv[-1])
+pathlib.Path(f"up{rank}").touch()
+while not all(os.path.exists(f"up{i}") for i in range(4)):
+    time.sleep(0.001)
+first = max(os.stat(f"up{i}").st_mtime for i in range(4)) + 0.2
+time.sleep(max(0.0, first + delays[rank] - time.time()))
+pathlib.Path(f"end{rank}").write_text(str(time.time_ns()))
+os._exit(10 + rank)
+"""
+
+
+@pytest.mark.parametrize("netns_site", ["ssh"], indirect=True)
+@pytest.mark.parametrize("seed", range(5))
+def test_of_failures_20_ms_apart_on_two_hosts_the_first_is_named(netns_site: Site, seed: int) -> None:
+    """Which one was first is what they have written down themselves: a busy machine may delay one."""
+    rng = random.Random(seed)
+    (netns_site.folder / "tie.py").write_text(TIE)
+    victim = rng.randrange(4)
+    delays = [rng.choice((60.0, 0.3)) for _ in range(4)]
+    delays[victim], delays[(victim + 2) % 4] = 0.0, 0.02  # on two hosts
+    result = netns_site.run("tie.py", json.dumps(delays), flags=["--grace", "1"])
+    ends = {int((netns_site.folder / f"end{i}").read_text()): i for i in (victim, (victim + 2) % 4)}
+    first = ends[min(ends)]
+    assert result.returncode == 10 + first
+    place = f"rank {first} (local rank {first % 2}, slot {first % 2}) on worker-{first // 2}"
+    assert f"dslaunch: error: {place} exited with code {10 + first}" in result.stderr
+
+
+BROKEN_OFF = """
+import os, signal, socket, sys, time
 rank = int(os.environ["RANK"])
-at = {2: 0.0, 0: 0.02, 3: 0.02}.get(rank)
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 print("up", flush=True)
-first = float(os.environ["NCCL_FIRST"])
-if at is not None:
-    time.sleep(max(0.0, first + at - time.time()))
-    os._exit(10 + rank)
+if rank == 0:
+    with socket.create_server(address) as server:
+        peer, _ = server.accept()
+        sys.exit("the other host is gone" if peer.recv(1) == b"" else 0)
+if rank == 2:
+    while True:
+        try:
+            peer = socket.create_connection(address)
+            break
+        except OSError:
+            time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(os.getppid(), signal.SIGKILL)
 time.sleep(60)
 """
 
 
 @pytest.mark.parametrize("netns_site", ["ssh"], indirect=True)
-def test_of_failures_20_ms_apart_on_two_hosts_the_first_is_named(netns_site: Site) -> None:
-    (netns_site.folder / "tie.py").write_text(TIE)
-    for _ in range(3):
-        result = netns_site.run("tie.py", flags=["--env", f"NCCL_FIRST={time.time() + 3}"])
-        assert result.returncode == 12
-        assert (
-            "dslaunch: error: rank 2 (local rank 0, slot 0) on worker-1 exited with code 12" in result.stderr
-        )
+def test_a_lost_host_is_the_cause_of_what_fails_elsewhere_at_once(netns_site: Site) -> None:
+    (netns_site.folder / "broken_off.py").write_text(BROKEN_OFF)
+    result = netns_site.run("broken_off.py", flags=["--grace", "1"])
+    assert result.returncode == 111
+    assert "dslaunch: error: host worker-1 (ranks 2, 3) was lost: " in result.stderr
 
 
 LOSES_A_HOST = """

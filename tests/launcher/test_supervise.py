@@ -53,8 +53,8 @@ def exited(rank: int, returncode: int, time_ns: int = 5) -> FromAgent:
     return FromAgent(rank // 2, wire.Exited(rank, returncode, time_ns, ""))
 
 
-def closed(node_rank: int, reason: str = "its agent exited with code 0") -> AgentClosed:
-    return AgentClosed(node_rank, reason, "")
+def closed(node_rank: int, reason: str = "its agent exited with code 0", heard_ns: int = 0) -> AgentClosed:
+    return AgentClosed(node_rank, reason, "", heard_ns)
 
 
 def test_a_good_job_begins_when_all_are_ready_and_finishes_with_0() -> None:
@@ -171,7 +171,45 @@ def test_one_finish_that_is_last_and_at_most_one_stop(history: list[Input], orde
     assert sum(isinstance(action, Stop) for action in run.actions) <= 1
     assert sum(isinstance(action, Begin) for action in run.actions) <= 1
     stops = [action for action in run.actions if isinstance(action, Stop)]
-    if not isinstance(run.verdict.cause, RankFailed):
+    if not isinstance(run.verdict.cause, RankFailed | NodeLost):
         assert run.verdict.cause == (stops[0].cause if stops else None)
     failed = [end for end in run.job.ends.values() if end.returncode != 0]
     assert (run.verdict.exit_code == 0) <= (not failed)
+
+
+@given(st.permutations(range(4)), st.lists(st.sampled_from((0, 1, -9)), min_size=4, max_size=4), st.data())
+def test_the_order_of_arrival_does_not_change_the_cause(
+    times: list[int], codes: list[int], data: st.DataObject
+) -> None:
+    ends = [exited(rank, codes[rank], 10 + times[rank]) for rank in range(4)]
+    arrived = data.draw(st.permutations(ends))
+    run = History().begin().add(*arrived, closed(0), closed(1))
+    failed = [(times[rank], rank) for rank in range(4) if codes[rank]]
+    if not failed:
+        assert run.verdict.cause is None
+        return
+    assert isinstance(run.verdict.cause, RankFailed)
+    assert run.verdict.cause.end.rank == min(failed)[1]
+    assert {end.rank for end in run.verdict.collateral} == {rank for _, rank in failed} - {min(failed)[1]}
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.booleans())
+def test_of_a_rank_and_a_lost_node_the_earlier_is_the_cause(
+    failed_ns: int, heard_ns: int, is_heard_first: bool
+) -> None:
+    inputs = [exited(0, 1, failed_ns), closed(1, "gone", heard_ns)]
+    run = History().begin().add(*(inputs if is_heard_first else inputs[::-1]), exited(1, -15, 30), closed(0))
+    expected = NodeLost if heard_ns < failed_ns else RankFailed
+    assert isinstance(run.verdict.cause, expected)
+    assert run.verdict.exit_code == (111 if heard_ns < failed_ns else 1)
+
+
+@given(st.lists(inputs, max_size=20), st.lists(inputs, max_size=10))
+def test_what_is_known_stays_known_and_nothing_follows_a_finish(
+    before: list[Input], after: list[Input]
+) -> None:
+    run = History().add(*before)
+    known, num_actions, was_finished = dict(run.job.ends), len(run.actions), run.job.finished
+    run.add(*after)
+    assert {rank: run.job.ends[rank] for rank in known} == known
+    assert not was_finished or len(run.actions) == num_actions
