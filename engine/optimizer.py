@@ -14,7 +14,7 @@ the first bucket may be stepped (no clipping, no look at whether they are finite
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -234,17 +234,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return None if self.policy.scaler is None else self.policy.scaler.state_dict()
 
     def state_dict(self) -> dict[str, object]:
-        """Refused: one rank's shard alone cannot be resumed from."""
-        raise EngineError(
-            "optimizer.state_dict() would hold this rank's shard only",
-            "use engine.save_checkpoint on every rank",
-        )
+        """This rank's shards only; see `engine.save_checkpoint` for what can be resumed anywhere."""
+        from dslaunch.engine.local_state import local_state
 
-    def load_state_dict(self, state_dict: object) -> None:
-        """Refused, see `state_dict`."""
-        raise EngineError(
-            "optimizer.load_state_dict() is not supported", "use engine.load_checkpoint on every rank"
-        )
+        return local_state(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Take back what `state_dict` gave on this rank. Collective."""
+        from dslaunch.engine.local_state import load_local_state
+
+        load_local_state(self, state_dict)
 
     def _update(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None = None) -> None:
         number = self._num_applied + 1

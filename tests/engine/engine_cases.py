@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import time
@@ -243,6 +244,34 @@ def two_losses_without_overlap() -> None:
     twin.step()
     for a, b in zip(engine.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+def state_dict_of_the_optimizer() -> None:
+    """One rank's part, through torch.save; another layout is told from it."""
+    for stage in (1, 3):
+        torch.manual_seed(1)
+        zero = {"stage": stage, "stage3_param_persistence_threshold": 0}
+        engine = engine_of(zero_optimization=zero, bf16={"enabled": True})
+        assert engine.optimizer is not None
+        micro_step(engine)
+        buffer = io.BytesIO()
+        torch.save(engine.optimizer.state_dict(), buffer)
+        state = torch.random.get_rng_state()
+        micro_step(engine)
+        expected = engine._zero3_consolidated_16bit_state_dict()
+        buffer.seek(0)
+        engine.optimizer.load_state_dict(torch.load(buffer, weights_only=True))
+        torch.random.set_rng_state(state)
+        micro_step(engine)
+        again = engine._zero3_consolidated_16bit_state_dict()
+        if expected is not None and again is not None:
+            assert all(torch.equal(again[name], value) for name, value in expected.items())
+        if dist.get_world_size() == 1:
+            continue  # every stage has the same layout
+        other = engine_of(zero_optimization={"stage": 0}, bf16={"enabled": True})
+        assert other.optimizer is not None
+        with pytest.raises(deepspeed.EngineError, match="of another stage or world size"):
+            other.optimizer.load_state_dict(engine.optimizer.state_dict())
 
 
 def no_sync_leaves_everything_to_the_boundary() -> None:

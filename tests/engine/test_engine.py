@@ -21,6 +21,7 @@ from rank_pool import RankPool
         "torch_schedulers_and_lr_edits_take_effect",
         "client_optimizer_and_its_scheduler",
         "two_losses_without_overlap",
+        "state_dict_of_the_optimizer",
         "no_sync_leaves_everything_to_the_boundary",
         "script_sets_the_boundary",
         "progress_lines",
