@@ -14,6 +14,8 @@ from dslaunch.launcher.request import LaunchRequest
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 LOCAL_HOST = "localhost"
+BY_HAND = "by hand"
+"""The origin of hosts that nobody has named: each is started by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +102,4 @@ def _this_machine(request: LaunchRequest, machine: Machine) -> Found:
             "--node_rank N --master_addr A --master_port P",
         )
     nodes = Topology(tuple(Host(f"node-{i}", slots) for i in range(num_nodes)))
-    return Found(nodes, "by hand", "", True, found.kind, names)
+    return Found(nodes, BY_HAND, "", True, found.kind, names)

@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
 
+from dslaunch.hostfile import Topology
 from dslaunch.launcher.coordination.facts import JobFacts
 from dslaunch.launcher.coordination.link import CoordinationError, LinkSettings, coordination
 from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.hosts import BY_HAND
 from dslaunch.launcher.peers import Peers
 from dslaunch.launcher.plan import LaunchPlan, Resolved
 
@@ -23,9 +25,18 @@ async def joined(
     try:
         async with coordination(_settings(resolved, plan), log) as link:
             place = await link.join()
-            yield replace(resolved, own_node=place.node_rank), place.job_id, Peers(link)
+            yield _placed(resolved, place.node_rank), place.job_id, Peers(link)
     except CoordinationError as error:
         raise LaunchError(error.what, error.hint) from error
+
+
+def _placed(resolved: Resolved, node_rank: int) -> Resolved:
+    """This node at its place. Where nobody named the hosts, it goes by its own name."""
+    hosts = list(resolved.topology.hosts)
+    name = socket.gethostname()
+    if resolved.origin == BY_HAND and all(host.name != name for host in hosts):
+        hosts[node_rank] = replace(hosts[node_rank], name=name)
+    return replace(resolved, own_node=node_rank, topology=Topology(tuple(hosts)))
 
 
 def _settings(resolved: Resolved, plan: LaunchPlan) -> LinkSettings:

@@ -94,6 +94,7 @@ class FaultRun:
         ranks = {rank_of(found.pid): found.pid for found in self._marked.find() if found.host == self._host}
         self._victim_rank, victim = max((rank, pid) for rank, pid in ranks.items() if rank is not None)
         agent = parent(victim)
+        command = parent(agent) if self._subject.is_by_hand else self._process.pid
         self._faulted_at = time.monotonic()
         match self._fault:
             case Fault.EXIT_HEEDED | Fault.EXIT:
@@ -102,12 +103,12 @@ class FaultRun:
                 os.kill(victim, signal.SIGKILL)
             case Fault.KILL_AGENT:
                 os.kill(agent, signal.SIGKILL)
-            case Fault.KILL_CLI:
-                self._process.kill()
-            case Fault.TERM_CLI | Fault.HUP_CLI:
-                self._process.send_signal(self._fault.signal)
+            case Fault.KILL_CLI | Fault.TERM_CLI | Fault.HUP_CLI:
+                os.kill(command, self._fault.signal)
+            case Fault.INT_CLI if self._subject.is_by_hand:
+                os.kill(command, signal.SIGINT)
             case Fault.INT_CLI:
-                os.killpg(self._process.pid, signal.SIGINT)
+                os.killpg(command, signal.SIGINT)
             case Fault.HOST_KILLED:
                 self._scene.hosts.kill(self._host)
             case Fault.HOST_CUT:
@@ -138,7 +139,7 @@ class FaultRun:
             gone_s=self._gone_s.get(False),
             cut_gone_s=self._gone_s.get(True) if self._fault is Fault.HOST_CUT else None,
             num_orphans=len([found for found in self._left if found.pid != self._process.pid]),
-            is_named=names_cause(self._fault, said, self._victim_rank, self._host_names),
+            is_named=names_cause(self._told_fault, said, self._victim_rank, self._host_names),
             said=said,
         )
 
@@ -151,6 +152,12 @@ class FaultRun:
         if self._scene.cluster is not None:
             self._scene.cluster.restore()  # what a host that boots starts is no longer the job's
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _told_fault(self) -> Fault:
+        """To the other commands of a job started by hand, a command that is killed is a lost host."""
+        is_lost = self._fault is Fault.KILL_CLI and self._subject.is_by_hand
+        return Fault.HOST_KILLED if is_lost else self._fault
 
     def _note_gone(self, since_fault_s: float) -> None:
         """When nothing was seen first, and never since: on living hosts, and on the one that was cut off."""

@@ -39,13 +39,18 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One launcher. `has_cli` where one command runs it all; `has_agent` where ranks have another parent."""
+    """One launcher. `has_cli` where one command runs it all; `has_agent` where ranks have another parent.
+
+    `is_by_hand` where each host has a command of its own, as in pods: faults of the command are those of the
+    victim's.
+    """
 
     name: str
     argv: Callable[[Scene], list[str]]
     over_hosts: bool
     has_cli: bool = True
     has_agent: bool = True
+    is_by_hand: bool = False
     is_peer: bool = True
     environ: Mapping[str, str] = field(default_factory=dict)
 
@@ -63,6 +68,7 @@ def subjects() -> list[Subject]:
     found = [Subject("dslaunch local", _dslaunch_local, False, is_peer=False)]
     for launcher in ("ssh", "openssh", *(["pdsh"] if peers.find("pdsh") else [])):
         found.append(Subject(f"dslaunch {launcher}", _dslaunch_over(launcher), True, is_peer=False))
+    found.append(Subject("dslaunch no-SSH", _dslaunch_pods, True, is_by_hand=True, is_peer=False))
     if torchrun := peers.find("torchrun"):
         # Alone, the command is the agent. Over hosts there is none for all: one is started on each.
         found.append(Subject("torchrun local", _torchrun_local(torchrun), False, has_agent=False))
@@ -88,6 +94,21 @@ def _dslaunch_over(launcher: str) -> Callable[[Scene], list[str]]:
         return [peers.DSLAUNCH, *files, "--launcher", launcher, *_our_options(scene)]
 
     return argv
+
+
+def _dslaunch_pods(scene: Scene) -> list[str]:
+    """One command on each host. The script ends with the code of the first, and tells all of them."""
+    workers = scene.hosts.workers
+    starts = []
+    for node_rank in range(len(workers)):
+        place = ["--no_ssh", "--num_nodes", str(len(workers)), "--node_rank", str(node_rank)]
+        meeting = ["--master_addr", scene.hosts.ip(workers[0]), "--num_gpus", str(NUM_RANKS_A_HOST)]
+        words = [peers.DSLAUNCH, *place, *meeting, *_our_options(scene)]
+        line = shlex.join(scene.hosts.exec_argv(workers[node_rank], words))
+        starts.append(f'{line} & pids="$pids $!"')
+    wait = 'codes=; for pid in $pids; do wait $pid; codes="$codes $?"; done; echo "pods ended with$codes" >&2'
+    # without job control a shell has what runs in the background ignore SIGINT
+    return ["bash", "-c", "\n".join(["set -m; pids=", *starts, wait, "set -- $codes; exit $1"])]
 
 
 def _our_options(scene: Scene) -> Sequence[str]:

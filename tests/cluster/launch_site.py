@@ -26,10 +26,8 @@ class Site:
     environ: Mapping[str, str] = field(default_factory=dict)
 
     def start(self, *argv: str, flags: Sequence[str] = ()) -> "subprocess.Popen[str]":
-        env = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}
-        env |= {"HOME": str(self.folder), "PYTHONPATH": str(ROOT / "src"), MARK: self.job, **self.environ}
         command = [
-            *(sys.executable, "-c", "import sys; from dslaunch.launcher.cli import main; sys.exit(main())"),
+            *self.command,
             *("--hostfile", str(self.hostfile), "--launcher", self.launcher),
             *(() if self.ssh_config is None else ("--ssh_config", str(self.ssh_config))),
             *flags,
@@ -38,7 +36,7 @@ class Site:
         return subprocess.Popen(
             command,
             cwd=self.folder,
-            env=env,
+            env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -46,6 +44,23 @@ class Site:
             errors="surrogateescape",
             start_new_session=True,
         )
+
+    @property
+    def command(self) -> list[str]:
+        """`dslaunch` without its arguments."""
+        return [sys.executable, "-c", "import sys; from dslaunch.launcher.cli import main; sys.exit(main())"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the command finds; HOME is the folder."""
+        env = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}
+        return {
+            **env,
+            "HOME": str(self.folder),
+            "PYTHONPATH": str(ROOT / "src"),
+            MARK: self.job,
+            **self.environ,
+        }
 
     def run(self, *argv: str, flags: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
         with self.start(*argv, flags=flags) as process:

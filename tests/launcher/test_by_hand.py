@@ -83,7 +83,8 @@ def test_a_rank_that_dies_on_one_node_ends_the_other_with_the_same_words(pods: P
     (code0, _, err0), (code1, _, err1) = ended(pods(PAYLOAD, "crash", "exit"))
     assert (code0, code1) == (7, 7)
     for err in (err0, err1):
-        assert "dslaunch: error: rank 1 (local rank 1, cpu) on node-0 exited with code 7" in err
+        place = f"rank 1 (local rank 1, cpu) on {socket.gethostname()}"
+        assert f"dslaunch: error: {place} exited with code 7" in err
         assert "dslaunch:     I give up" in err
 
 
