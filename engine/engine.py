@@ -25,6 +25,7 @@ from dslaunch.engine.gatherer import Gatherer
 from dslaunch.engine.lr_schedules import LrScheduler
 from dslaunch.engine.model_weights import make_whole
 from dslaunch.engine.optimizer import ShardedOptimizer
+from dslaunch.engine.parking import Parking
 from dslaunch.engine.placement import Placement
 from dslaunch.engine.ranks import Ranks
 from dslaunch.engine.units import compilable
@@ -81,6 +82,7 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
         self.global_steps = 0  # optimizer steps, left-out ones included
         self.global_samples = 0
         self.micro_steps = 0
+        self.parking = Parking()
         self._boundary: bool | None = None  # what the script has set, None: the engine counts
         self._syncing = True
         self.watch = Watch(parts.config, parts.module, parts.ranks.world, parts.device)
@@ -98,6 +100,7 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The module's own forward; inputs are cast under fp16.auto_cast."""
+        self.parking.check("forward", "lp_params")
         if self.optimizer is not None and torch.is_grad_enabled():
             self.optimizer.reducer.after_backward()
         if self.settings.fp16.auto_cast and self.settings.dtype == "fp16":
@@ -249,6 +252,7 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
         was being written in the background could not be.
         """
         self.saves.finish()
+        self.reload_states()
         if self.gatherer is not None:
             self.gatherer.detach()
             self.gatherer = None
@@ -260,6 +264,7 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
         self.lr_scheduler = None
 
     def _must_train(self) -> ShardedOptimizer:
+        self.parking.check("backward() or step()")
         if self.optimizer is None:
             raise EngineError(
                 "must provide optimizer during init in order to use backward/step",

@@ -169,10 +169,3 @@ class EngineInfo:
     def get_batch_info(self) -> tuple[int, int, int]:
         """(train batch, micro batch, accumulation steps)."""
         return self.batch_sizes.train, self.batch_sizes.micro, self.batch_sizes.accumulation
-
-    def offload_states(self, *_: object, **__: object) -> None:
-        """Refused: states stay on the training device."""
-        raise EngineError("offload_states is not supported yet", "free the engine with destroy() instead")
-
-    def reload_states(self, *_: object, **__: object) -> None:
-        """Nothing has been offloaded."""

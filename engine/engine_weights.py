@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,9 +12,10 @@ from dslaunch.engine.checkpoint_background import Saves
 from dslaunch.engine.checkpoint_load import CustomLoad, LoadRequest, load
 from dslaunch.engine.checkpoint_save import SaveRequest, save
 from dslaunch.engine.config_values import EngineConfig
-from dslaunch.engine.errors import CheckpointError
+from dslaunch.engine.errors import CheckpointError, EngineError
 from dslaunch.engine.model_weights import consolidated, load_module, save_16bit_model
 from dslaunch.engine.optimizer import ShardedOptimizer
+from dslaunch.engine.parking import Parking, chosen_kinds, tensors_of
 
 if TYPE_CHECKING:
     from dslaunch.engine.engine import Engine
@@ -29,6 +30,7 @@ class EngineWeights:
     global_steps: int
     settings: EngineConfig
     saves: Saves
+    parking: Parking
 
     def save_checkpoint(
         self,
@@ -47,6 +49,7 @@ class EngineWeights:
         cast("Engine", self).settle()
         if not str(save_dir):
             raise CheckpointError("save_checkpoint was given an empty save_dir", "name a directory")
+        self.parking.check("save_checkpoint()")
         named = f"global_step{self.global_steps}" if tag is None else str(tag)
         state = {} if client_state is None else client_state
         save(
@@ -61,6 +64,35 @@ class EngineWeights:
             ),
         )
         return True
+
+    def offload_states(
+        self,
+        include: Container[object] | None = None,
+        device: object = "cpu",
+        pin_memory: bool = True,
+        non_blocking: bool = False,
+    ) -> None:
+        """Free the device's memory of an engine that is idle, until `reload_states`.
+
+        `include` is some of optim_states, hp_params (masters), lp_params, lp_grads and
+        contiguous_grad_buffer; default: all. Without lp_params, forwards still run. `non_blocking` has no
+        effect.
+        """
+        if getattr(device, "value", device) != "cpu":
+            raise EngineError(f"offload_states(device={device!r}) is not supported", 'pass device="cpu"')
+        kinds = chosen_kinds(include)
+        engine = cast("Engine", self)
+        engine.empty_partition_cache()
+        optimizer = self.optimizer
+        if "contiguous_grad_buffer" in kinds and optimizer is not None:
+            optimizer.reducer.free_buffers()
+        buckets = [*engine.placement.trained, *engine.placement.frozen]
+        for kind in kinds:
+            self.parking.park(kind, tensors_of(kind, buckets), pin_memory)
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """Bring back what `offload_states` has put away."""
+        self.parking.bring_back()
 
     def wait_for_checkpoint(self) -> None:
         """Return when the last checkpoint is in place; CheckpointError if it could not be written."""
@@ -82,6 +114,7 @@ class EngineWeights:
         nothing.
         """
         cast("Engine", self).settle()
+        self.parking.check("load_checkpoint()")
         return load(
             cast("Engine", self),
             LoadRequest(

@@ -94,14 +94,17 @@ def _count(report: Report, level: Level) -> str:
 
 
 def _memory(table: MemoryTable) -> list[str]:
+    offloads = any(memory.host_bytes for memory in table.stages)
     lines = [
         f"memory of one of {table.num_ranks} ranks in GiB, for {table.num_params:,} parameters, "
         f"{table.states}; activations come on top:",
-        f"  stage{'parameters':>12}{'gradients':>12}{'optimizer':>12}{'buffers':>12}{'total':>12}",
+        f"  stage{'parameters':>12}{'gradients':>12}{'optimizer':>12}{'buffers':>12}{'total':>12}"
+        + (f"{'on the host':>13}" if offloads else ""),
     ]
     for memory in table.stages:
         mark = "*" if memory.stage == table.stage else " "
         parts = (memory.params_bytes, memory.grads_bytes, memory.optimizer_bytes, memory.buffers_bytes)
         cells = "".join(f"{part / _GIB:>12.2f}" for part in (*parts, memory.total_bytes))
-        lines.append(f"{mark} {memory.stage:<5}{cells}")
+        host = f"{memory.host_bytes / _GIB:>13.2f}" if offloads else ""
+        lines.append(f"{mark} {memory.stage:<5}{cells}{host}")
     return lines

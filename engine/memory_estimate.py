@@ -12,8 +12,9 @@ With bf16 and AdamW that is 16, 4 + 12 / W, 2 + 14 / W and 16 / W bytes a parame
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dslaunch.engine.config_values import DtypeName, ZeroConfig
 
@@ -52,10 +53,11 @@ class StageMemory:
     grads_bytes: int
     optimizer_bytes: int
     buffers_bytes: int
+    host_bytes: int = 0  # what offload keeps in the host's memory for this rank
 
     @property
     def total_bytes(self) -> int:
-        """All of it; activations come on top."""
+        """All of it on the device; activations come on top."""
         return self.params_bytes + self.grads_bytes + self.optimizer_bytes + self.buffers_bytes
 
 
@@ -65,7 +67,7 @@ def estimate(states: ModelStates, num_ranks: int, zero: ZeroConfig) -> list[Stag
     grads = states.num_params * _NUM_BYTES[states.grad_dtype]
     master = 0 if states.dtype == "fp32" else 4
     optimizer = states.num_params * (master + 4 * states.num_optimizer_states)
-    return [
+    stages = [
         StageMemory(
             stage,
             _share(params, num_ranks if stage == 3 else 1),
@@ -75,6 +77,32 @@ def estimate(states: ModelStates, num_ranks: int, zero: ZeroConfig) -> list[Stag
         )
         for stage in range(4)
     ]
+    if not zero.offload_optimizer.is_on:
+        return stages
+    return [stages[0], *(_offloaded(stage, states, num_ranks, zero) for stage in stages[1:])]
+
+
+def _offloaded(on_device: StageMemory, states: ModelStates, num_ranks: int, zero: ZeroConfig) -> StageMemory:
+    """With the host's part there: fp32 master and states, the pinned gradient, from stage 3 parameters.
+
+    Of the gradients, buckets under way stay on the device; under accumulation all of them do.
+    """
+    ratio = zero.offload_optimizer.ratio
+    moved = math.ceil(_share(states.num_params, num_ranks) * ratio)
+    host = moved * (4 + 4 * states.num_optimizer_states + _NUM_BYTES[states.grad_dtype])
+    bucket = min(zero.reduce_bucket_size, _LARGEST_BUCKET_NUMEL, states.num_params)
+    host += 2 * _share(bucket, num_ranks) * _NUM_BYTES[states.dtype]
+    leaving = math.ceil(on_device.grads_bytes * ratio)
+    under_way = min(leaving, 3 * bucket * _NUM_BYTES[states.grad_dtype])
+    memory = replace(
+        on_device,
+        optimizer_bytes=on_device.optimizer_bytes - math.ceil(on_device.optimizer_bytes * ratio),
+        grads_bytes=on_device.grads_bytes - leaving + under_way,
+        host_bytes=host,
+    )
+    if on_device.stage < 3 or not zero.offload_param.is_on:
+        return memory
+    return replace(memory, params_bytes=0, host_bytes=host + on_device.params_bytes)
 
 
 def _buffers(states: ModelStates, num_ranks: int, zero: ZeroConfig, stage: int) -> int:

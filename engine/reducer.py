@@ -41,6 +41,9 @@ class GradientReducer(Protocol):
     def clear(self) -> None:
         """Forget all gradients; the next backward is the first of a step."""
 
+    def free_buffers(self) -> None:
+        """Give memory back that is only needed while gradients are under way."""
+
     def remove(self) -> None:
         """Take the hooks off the parameters."""
 
@@ -123,6 +126,9 @@ class Reducer:
         self._finished = False
         self._missing = [len(bucket.members) for bucket in self._buckets]
         self._filled = [False] * len(self._buckets)
+
+    def free_buffers(self) -> None:
+        """There are none beside the gradients."""
 
     def remove(self) -> None:
         """Take the hooks off the parameters."""

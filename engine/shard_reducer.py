@@ -115,6 +115,11 @@ class ShardReducer:
         self._next = 0
         self._open = False
 
+    def free_buffers(self) -> None:
+        """Let go of the buffers that are reduced from, until the next gradients come."""
+        self._drain()
+        self._buffers, self._views = [], {}
+
     def remove(self) -> None:
         """Take the hooks off the parameters."""
         for handle in self._handles:

@@ -60,6 +60,11 @@ class ShardedBucket(Bucket):
             self.release()
         if self.status is not ZeroParamStatus.NOT_AVAILABLE:
             return
+        if self.param_shard.untyped_storage().size() == 0:
+            raise EngineError(
+                f"{self.spec.slots[0].name} cannot be gathered while lp_params are offloaded",
+                "call engine.reload_states() first",
+            )
         self.rounded = self.quantizes and not exact
         self.params.untyped_storage().resize_(self.params.numel() * self.params.element_size())
         if self.second is not None and self.node is not None and self.rounded == self.quantizes:

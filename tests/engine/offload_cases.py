@@ -30,7 +30,8 @@ from equivalence_cases import (
 import dslaunch.engine as deepspeed
 from dslaunch.engine import safe_access
 
-OPTIMIZER: dict[str, object] = {"offload_optimizer": {"device": "cpu"}}
+ON_HOST = {"device": "cpu"}
+OPTIMIZER: dict[str, object] = {"offload_optimizer": ON_HOST}
 
 
 def data_of(seed: int, device: str = "cpu") -> torch.Tensor:
@@ -202,3 +203,51 @@ def training_without_its_optimizer_on_the_host(_: int) -> str:
     with pytest.raises(deepspeed.EngineError) as caught:
         engine_of(case_of(3, {"offload_param": {"device": "cpu"}}), 1)
     return caught.value.what
+
+
+def states_come_back(seed: int) -> list[str]:
+    """An engine whose states were away for a while trains on as its twin; what it refuses meanwhile."""
+    said: list[str] = []
+    for stage, offload in ((1, {}), (2, OPTIMIZER), (3, {}), (3, {**OPTIMIZER, "offload_param": ON_HOST})):
+        engine, twin = (engine_of(case_of(stage, offload), seed) for _ in "ab")
+        assert some_steps(engine, seed) == some_steps(twin, seed)
+        engine.offload_states(include=["optim_states", "hp_params", "contiguous_grad_buffer"])
+        x = data_of(seed)[0].bfloat16()[:4]
+        with torch.no_grad():
+            assert torch.equal(engine(x, 0), twin(x, 0))
+        engine.offload_states()
+        before = held(engine)
+        engine.reload_states()
+        after = held(engine)
+        assert before == 0 < after, (stage, before, after)
+        assert some_steps(engine, seed + 1) == some_steps(twin, seed + 1)
+        assert all(map(torch.equal, states_of(engine), states_of(twin)))
+        engine.offload_states(pin_memory=False)
+        for action in (
+            functools.partial(engine, x, 0),
+            engine.step,
+            functools.partial(engine.save_checkpoint, "/nowhere"),
+        ):
+            with pytest.raises(deepspeed.EngineError) as caught:
+                action()
+            said.append(f"{caught.value.what}; {caught.value.hint}")
+        if stage == 3 and not offload:
+            with pytest.raises(deepspeed.EngineError) as caught:
+                deepspeed.zero.GatheredParameters(engine.module.parameters()).__enter__()
+            assert caught.value.what.endswith("cannot be gathered while lp_params are offloaded")
+        engine.destroy()
+    with pytest.raises(deepspeed.EngineError) as caught:
+        twin.offload_states(include=["params"])
+    return sorted({*said, f"{caught.value.what}; {caught.value.hint}"})
+
+
+def held(engine: deepspeed.Engine) -> int:
+    """Bytes of what the device keeps of trained buckets and is not ZeRO-Offload's."""
+    assert engine.optimizer is not None
+    total = 0
+    for bucket in engine.optimizer.buckets:
+        assert bucket.state is not None
+        kept = [] if bucket.host else [bucket.state.master, *bucket.state.states.values()]
+        shard = [] if getattr(bucket, "lane", None) else [bucket.param_shard]
+        total += sum(tensor.untyped_storage().size() for tensor in (*kept, *shard))
+    return total

@@ -109,6 +109,7 @@ def test_for_programs(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "grads_bytes": 2000,
         "optimizer_bytes": 6000,
         "buffers_bytes": 0,
+        "host_bytes": 0,
         "total_bytes": 10000,
     }
 
@@ -162,6 +163,23 @@ def test_memory_in_fp32_and_with_one_state() -> None:
     assert {memory.total_bytes for memory in fp32} == {1600}  # no masters of their own
     lion = estimate(ModelStates(100, "bf16", "fp32", 1), 4, ZeroConfig())
     assert [memory.total_bytes - memory.buffers_bytes for memory in lion] == [1400, 800, 500, 350]
+
+
+def test_memory_with_offload(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Stage 3 of a billion parameters on 4 ranks: 14 bytes a parameter, and the parameters, on the host."""
+    both = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+    file.write_text(json.dumps({**RIGHT, "zero_optimization": {"stage": 3, **both}}))
+    assert main([str(file), "--world_size", "4", "--params", "1e9", "--json"]) == 0
+    _, first, _, third = json.loads(capsys.readouterr().out)["memory"]["stages"]
+    staging = 2 * 2 * (1 << 25) // 4
+    assert (first["params_bytes"], first["optimizer_bytes"]) == (2e9, 0)
+    assert first["host_bytes"] == 14e9 / 4 + staging
+    assert (third["params_bytes"], third["optimizer_bytes"]) == (0, 0)
+    assert third["host_bytes"] == 16e9 / 4 + staging
+    assert main([str(file), "--world_size", "4", "--params", "1e9"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-5].endswith("total  on the host")
+    assert shown[-1].split()[0:3] == ["*", "3", "0.00"]
 
 
 def test_no_torch_is_needed(file: Path) -> None:

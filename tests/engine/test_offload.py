@@ -100,3 +100,15 @@ def test_nothing_is_left_of_an_engine(ranks: RankPool, seed: int) -> None:
 def test_parameters_alone_are_not_offloaded_in_training(ranks: RankPool, seed: int) -> None:
     said = ranks.run(1, "offload_cases", "training_without_its_optimizer_on_the_host", seed)
     assert said == ["offload_param without offload_optimizer: parameters on the host are stepped there"]
+
+
+def test_states_can_be_put_away_and_come_back(ranks: RankPool, seed: int) -> None:
+    assert ranks.run(2, "offload_cases", "states_come_back", seed)[0] == [
+        "backward() or step() while lp_params are offloaded; call engine.reload_states() first",
+        "backward() or step() while optim_states are offloaded; call engine.reload_states() first",
+        "forward while lp_params are offloaded; call engine.reload_states() first",
+        "offload_states: there are no states 'params'; name some of optim_states, hp_params, lp_params, "
+        "lp_grads, contiguous_grad_buffer",
+        "save_checkpoint() while lp_params are offloaded; call engine.reload_states() first",
+        "save_checkpoint() while optim_states are offloaded; call engine.reload_states() first",
+    ]
