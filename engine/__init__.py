@@ -5,6 +5,7 @@ Names are looked up at first use, so that what needs no torch (the configuration
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -67,3 +68,8 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+
+if os.environ.get("RANK"):
+    from dslaunch.engine.ops import ahead
+
+    ahead.start(os.environ)

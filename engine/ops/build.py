@@ -1,16 +1,18 @@
-"""Build the optimizer kernels: `python -m dslaunch.engine.ops.build`, or prepare() from a program.
+"""Build the optimizer kernels: `dslaunchctl build`, or prepare() from a program.
 
 Everything goes through prepare(). It does nothing where all is there, and may run in any number of processes
 at once. Whoever needs a kernel that nobody has prepared builds it at its first use: seconds, once for each
-version.
+version. Ranks have it prepared while they import torch and build their model (`ops/ahead.py`).
 """
 
 from __future__ import annotations
 
+import argparse
 import platform
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,19 +36,28 @@ class Prepared:
     """What there is now."""
 
     cpu: Path
-    cuda: tuple[Path, ...]  # a fatbin for each of CUDA_MODULES, or none where there is no nvcc
+    cuda: tuple[Path, ...]  # a file for each of CUDA_MODULES (and architecture), or none
 
 
-def prepare(folder: Path | None = None) -> Prepared:
+def prepare(folder: Path | None = None, architectures: Sequence[str] = ()) -> Prepared:
     """Build what is missing: the CPU library, and CUDA kernels where nvcc is installed.
 
-    Without nvcc, CUDA kernels are compiled by NVRTC on the machine that has the GPU (see cuda_modules.py).
-    Into `folder` (for a wheel: the package's own `prebuilt`), everything is built anew. Raises BuildError.
+    Without nvcc, CUDA kernels are compiled by NVRTC on the machine that has the GPU (see cuda_modules.py), or
+    here, which needs no GPU, for `architectures` such as "90". nvcc compiles for those instead of the usual
+    ones, anew. Into `folder` (for a wheel: the package's own `prebuilt`), all is built anew. Raises
+    BuildError.
     """
     cpu = build_cpu(folder)
-    if nvcc() is None:
+    if nvcc() is not None:
+        return Prepared(cpu, tuple(build_cuda(module, folder, architectures) for module in CUDA_MODULES))
+    if not architectures:
         return Prepared(cpu, ())
-    return Prepared(cpu, tuple(build_cuda(module, folder) for module in CUDA_MODULES))
+    from dslaunch.engine.ops import nvrtc  # which needs torch
+
+    return Prepared(
+        cpu,
+        tuple(nvrtc.built(module, f"sm_{arch}", folder) for arch in architectures for module in CUDA_MODULES),
+    )
 
 
 def cpu_name(flags: tuple[str, ...] = ()) -> str:
@@ -77,20 +88,25 @@ def cuda_name(module: str) -> str:
     return f"{module}-{artifacts.source_key('fatbin')}.fatbin"
 
 
-def build_cuda(module: str, folder: Path | None = None) -> Path:
-    """The fatbin of `module`: code for each known architecture, and PTX for later ones. Needs nvcc."""
+def build_cuda(module: str, folder: Path | None = None, architectures: Sequence[str] = ()) -> Path:
+    """The fatbin of `module`: code for each of the architectures, and PTX for later ones. Needs nvcc.
+
+    Without `architectures` for the usual ones that this nvcc knows, and only if there is none yet.
+    """
     name = cuda_name(module)
-    if folder is None and (found := artifacts.find(name)):
+    if folder is None and not architectures and (found := artifacts.find(name)):
         return found
     compiler = nvcc()
     if compiler is None:
         raise NoCompilerError("no nvcc found\nhint: install the CUDA toolkit, or set CUDA_HOME")
-    known = set(re.findall(r"compute_(\d+)", run([compiler, "--list-gpu-arch"])))
+    chosen = list(architectures)
+    if not chosen:
+        known = set(re.findall(r"compute_(\d+)", run([compiler, "--list-gpu-arch"])))
+        chosen = [arch for arch in _CUDA_ARCHITECTURES if arch in known]
     targets = []
-    for arch in _CUDA_ARCHITECTURES:
-        if arch in known:
-            code = f"[sm_{arch},compute_{arch}]" if arch == _CUDA_ARCHITECTURES[0] else f"sm_{arch}"
-            targets.append(f"-gencode=arch=compute_{arch},code={code}")
+    for arch in chosen:
+        code = f"[sm_{arch},compute_{arch}]" if arch == chosen[0] else f"sm_{arch}"
+        targets.append(f"-gencode=arch=compute_{arch},code={code}")
     with tempfile.TemporaryDirectory(prefix="dslaunch-build-") as work:
         output = f"{work}/{module}.fatbin"
         run(
@@ -118,20 +134,29 @@ def _isa_flags_text() -> list[str]:
     return [f"{isa} {' '.join(flags)}" for isa, flags in _instruction_sets().items()]
 
 
+def architecture(text: str) -> str:
+    """ "9.0", "90" or "sm_90" as "90"."""
+    found = re.fullmatch(r"(?:sm_)?(\d+)\.?(\d)([af]?)", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expects an architecture such as 9.0 but got {text!r}")
+    return "".join(found.groups())
+
+
 def main(arguments: list[str]) -> int:
-    """`[FOLDER]`: into the cache, or anew into FOLDER."""
-    if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
-        print("usage: python -m dslaunch.engine.ops.build [FOLDER]", file=sys.stderr)
-        return 2
+    """`[FOLDER] [--arch ARCH]...`: into the cache, or anew into FOLDER."""
+    parser = argparse.ArgumentParser(prog="dslaunchctl build", description=prepare.__doc__)
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--arch", action="append", default=[], type=architecture)
+    options = parser.parse_args(arguments)
     try:
-        prepared = prepare(Path(arguments[0]) if arguments else None)
+        prepared = prepare(options.folder, options.arch)
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for path in (prepared.cpu, *prepared.cuda):
         print(path)
     if not prepared.cuda:
-        print("no nvcc: CUDA kernels will be compiled by NVRTC at their first use")
+        print("no nvcc: CUDA kernels will be compiled by NVRTC at their first use, or now with --arch")
     return 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from dslaunch.engine.ops import ahead
 from dslaunch.engine.ops.build import build_cpu
 from dslaunch.engine.ops.kernel_arguments import ENTRY_NUM_WORDS, CpuCall
 from dslaunch.engine.ops.shard import DTYPE_CODES, Batch, Control, Rule
@@ -34,6 +35,7 @@ class CpuLibrary:
     @classmethod
     def open(cls) -> CpuLibrary:
         """The one of these sources, built where nobody has yet. Raises BuildError."""
+        ahead.finish()
         return cls(build_cpu())
 
     @property

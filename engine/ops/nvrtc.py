@@ -78,10 +78,13 @@ def nvrtc() -> Nvrtc:
 
 def cubin(module: str, arch: str) -> bytes:
     """The code of csrc/`module`.cu, from the cache or compiled now and put there."""
+    return built(module, arch).read_bytes()
+
+
+def built(module: str, arch: str, folder: Path | None = None) -> Path:
+    """The file of that code; in `folder`, compiled anew. Needs no GPU."""
     compiler = nvrtc()
     name = f"{module}-{arch}-{artifacts.source_key('nvrtc', compiler.version)}.cubin"
-    if found := artifacts.find(name):
-        return found.read_bytes()
-    code = compiler.cubin(artifacts.SOURCES / f"{module}.cu", arch)
-    artifacts.publish(name, code)
-    return code
+    if folder is None and (found := artifacts.find(name)):
+        return found
+    return artifacts.publish(name, compiler.cubin(artifacts.SOURCES / f"{module}.cu", arch), folder)

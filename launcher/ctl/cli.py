@@ -201,6 +201,22 @@ for _command in (checkpoint, *JOB_COMMANDS):
     _dslaunchctl.add_command(_command)
 
 
+@_dslaunchctl.command()
+@click.option(
+    "--arch", multiple=True, metavar="ARCH", help="A GPU architecture such as 9.0; may be repeated."
+)
+@click.argument("folder", metavar="[FOLDER]", required=False)
+def build(arch: tuple[str, ...], folder: str | None) -> int:
+    """Compile the engine's optimizer kernels ahead of their first use, into the cache or anew into FOLDER.
+
+    Needs no GPU: on a login node, name the architecture of the nodes. Without --arch, nvcc compiles for the
+    usual ones, and without nvcc NVRTC will on the node.
+    """
+    from dslaunch.launcher.ctl.config import build_kernels
+
+    return build_kernels(folder, arch)
+
+
 def main() -> int:
     """Entry point of `dslaunchctl`."""
     try:

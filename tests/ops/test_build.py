@@ -178,11 +178,74 @@ def test_the_command_builds_and_names_what_there_is(
     assert build.main([]) == 0
     assert capsys.readouterr().out.splitlines() == [
         str(cache / "ops" / build.cpu_name()),
-        "no nvcc: CUDA kernels will be compiled by NVRTC at their first use",
+        "no nvcc: CUDA kernels will be compiled by NVRTC at their first use, or now with --arch",
     ]
-    assert build.main(["--help"]) == 2
     monkeypatch.setenv("CXX", "/nonexistent/compiler")
     assert build.main([str(cache / "elsewhere")]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
         "error: cannot run /nonexistent/compiler: No such file or directory"
     )
+
+
+def test_dslaunchctl_builds_for_an_architecture(empty_cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    script(
+        tmp_path / "bin/nvcc", '#!/bin/sh\nfor last; do :; done\necho "$@" >> "$0.log"; echo x > "$last"\n'
+    )
+    program = str(Path(sys.executable).with_name("dslaunchctl"))
+    command = [program, "build", "--arch=9.0", "--arch", "sm_100"]
+    environ = {
+        **os.environ,
+        "CUDA_HOME": str(tmp_path),
+        "CXX": script(tmp_path / "cxx", SLOW_COMPILER),
+        "DSLAUNCH_CACHE": str(empty_cache),
+    }
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    built = {path.name.split("-")[0] for path in map(Path, ran.stdout.splitlines())}
+    assert built == {"cpu", *build.CUDA_MODULES}
+    said = (tmp_path / "bin/nvcc.log").read_text()
+    assert said.count("arch=compute_90,code=[sm_90,compute_90]") == len(build.CUDA_MODULES)
+    assert said.count("arch=compute_100,code=sm_100") == len(build.CUDA_MODULES)
+    wrong = subprocess.run(
+        [*command[:-1], "ninety"], env=environ, capture_output=True, text=True, check=False
+    )
+    assert wrong.returncode == 2
+    assert "expects an architecture such as 9.0 but got 'ninety'" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "starts"),
+    [
+        ({"RANK": "4", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "5", "LOCAL_RANK": "1"}, False),
+        ({}, False),
+        ({"RANK": "0", "LOCAL_RANK": "0", "DSLAUNCH_OPS": "torch"}, False),
+    ],
+)
+def test_the_first_rank_of_a_node_builds_while_it_imports(
+    environ: dict[str, str], starts: bool, empty_cache: Path, tmp_path: Path
+) -> None:
+    """The compiler runs without torch having been asked for; the first use waits for what it makes."""
+    code = (
+        "import sys, dslaunch.engine\n"
+        "from dslaunch.engine.ops import ahead, artifacts, build\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(ahead._started is not None)\n"
+        "ahead.finish()\n"
+        "print(artifacts.find(build.cpu_name()) is not None)\n"
+        "print(ahead.start({'RANK': '0', 'LOCAL_RANK': '0'}))\n"
+    )
+    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "DSLAUNCH_OPS")}
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={
+            **kept,
+            **environ,
+            "DSLAUNCH_CACHE": str(empty_cache),
+            "CXX": script(tmp_path / "cxx", SLOW_COMPILER),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.split() == [str(starts), str(starts), str(not starts)]
