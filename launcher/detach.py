@@ -33,8 +33,9 @@ def detach(entry: JobEntry) -> Callable[[], None] | int:
     """
     log = Path(entry.run_dir) / "console.log"
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        log.parent.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(mode=0o700, exist_ok=True)
+        log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise UsageError(f"cannot write to {log}: {error.strerror}", "choose another --run_dir") from error
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)

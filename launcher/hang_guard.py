@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from dslaunch.launcher.census import odd_ones
+from dslaunch.launcher.census import Kind, odd_ones
 from dslaunch.launcher.census_taker import CensusTaker
 from dslaunch.launcher.hang import HangWatch, Suspicion
 from dslaunch.launcher.hang_limit import HangLimit
@@ -16,9 +16,11 @@ from dslaunch.launcher.verdict import JobHung
 from dslaunch.launcher.whereabouts import Whereabouts
 
 _LOOK_S = 0.25
-_NUM_LOOKS = 4
+_NUM_BUSY_LOOKS = 4
 """Ranks that use CPU and write nothing hang where so many looks find every stack as it was."""
-_BETWEEN_LOOKS_S = 1.0
+_BETWEEN_BUSY_LOOKS_S = 1.0
+_BETWEEN_IDLE_LOOKS_S = 0.3
+"""Idle ranks are looked at twice: a light loop uses as little CPU as one that waits."""
 _INNOCENT_WAIT_S = 5.0
 """Of several launchers of one job, the one whose ranks all wait for others speaks last."""
 
@@ -48,7 +50,7 @@ class HangGuard:
 
     async def _look_into(self, suspicion: Suspicion) -> None:
         seen = await self._census.take(with_flight=True)
-        if not suspicion.idle and not await self._is_still(seen):
+        if not await self._is_still(seen, suspicion.idle):
             self._watch.begin_anew(time.monotonic())
             return
         if not self._is_alone and not odd_ones(seen.groups()):
@@ -58,15 +60,23 @@ class HangGuard:
         self._found(JobHung(silent_s, suspicion.what, ranks, (*seen.lines(), *seen.flight_lines())), seen)
         self._watch.after_s *= 2
 
-    async def _is_still(self, seen: Whereabouts) -> bool:
-        """Whether every rank is where it was, at each of several looks."""
-        first = _positions(seen)
-        for _ in range(_NUM_LOOKS - 1):
-            await asyncio.sleep(_BETWEEN_LOOKS_S)
-            if not all(first.values()) or _positions(await self._census.take()) != first:
+    async def _is_still(self, seen: Whereabouts, idle: Sequence[int]) -> bool:
+        """Whether the idle ranks, or without any all, are where they were at each of several looks.
+
+        Where some rank cannot run at all, that is enough.
+        """
+        if any(group.kind is Kind.UNABLE for group in seen.groups()):
+            return True
+        first = _positions(seen, idle)
+        if not idle and not all(first.values()):
+            return False
+        for _ in range(1 if idle else _NUM_BUSY_LOOKS - 1):
+            await asyncio.sleep(_BETWEEN_IDLE_LOOKS_S if idle else _BETWEEN_BUSY_LOOKS_S)
+            if _positions(await self._census.take(), idle) != first:
                 return False
         return True
 
 
-def _positions(seen: Whereabouts) -> dict[int, tuple[Frame, ...]]:
-    return {stack.rank: main_thread(stack.text) for stack in seen.stacks}
+def _positions(seen: Whereabouts, ranks: Sequence[int]) -> dict[int, tuple[Frame, ...]]:
+    """The main threads' frames of these ranks, or of all."""
+    return {stack.rank: main_thread(stack.text) for stack in seen.stacks if stack.rank in ranks or not ranks}

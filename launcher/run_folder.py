@@ -27,7 +27,8 @@ class RunFolder:
         self._folder = folder
         self._have_spoken: set[int] = set()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)  # logs and arguments are the user's own
             self._events = (folder / "events.jsonl").open("a", encoding="utf-8")
             self._usage = UsageLog(folder / "usage.jsonl")
         except OSError as error:

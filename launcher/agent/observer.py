@@ -10,7 +10,7 @@ from dslaunch.launcher.agent import device_use, hook
 from dslaunch.launcher.agent.census import POLL_S, Census
 from dslaunch.launcher.agent.flight import FlightDumps
 from dslaunch.launcher.agent.process import RankProcess
-from dslaunch.launcher.agent.vitals import vitals
+from dslaunch.launcher.agent.vitals import VitalSigns
 from dslaunch.launcher.wire import CensusEnd, DeviceUse, Message, Vitals
 
 VITALS_S = 1.0
@@ -32,6 +32,7 @@ class Observer:
         Where no folder can be made, ranks cannot be asked, and only the kernel is.
         """
         self._ranks = ranks
+        self._vital_signs = VitalSigns(ranks)
         self._slots = slots
         self._devices: device_use.DeviceUse | None = None
         self._vitals_at = time.monotonic() + VITALS_S
@@ -62,7 +63,7 @@ class Observer:
         now = time.monotonic()
         if now >= self._vitals_at:
             self._vitals_at = now + VITALS_S
-            tell(Vitals(int(now * 1000), vitals(self._ranks.values())))
+            tell(Vitals(int(now * 1000), self._vital_signs.sample()))
             if self._devices is None:  # not before ranks are forked: it has a thread
                 self._devices = device_use.DeviceUse(self._slots)
             elif used := self._devices.take():

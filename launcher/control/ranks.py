@@ -21,7 +21,8 @@ _MAX_KEPT_BYTES = 2000
 class KnownRank:
     """One rank. `cpu` is the part of one CPU that it used in the last second, None where it is not known.
 
-    `returncode` is None while it runs; `lines` are the last it wrote, each with its stream.
+    The device's use is None where no driver tells it, `returncode` while the rank runs; `lines` are the last
+    it wrote, each with its stream.
     """
 
     rank: int
@@ -32,6 +33,9 @@ class KnownRank:
     rss_bytes: int = 0
     wrote_at: float | None = None
     returncode: int | None = None
+    slot: int = 0
+    gpu_percent: int | None = None
+    gpu_mib: int | None = None
     lines: deque[tuple[int, bytes]] = field(default_factory=lambda: deque(maxlen=NUM_KEPT_LINES))
     sampled_ms: int = 0
     cpu_ms: int = 0
@@ -47,6 +51,8 @@ class KnownRank:
             "rss_bytes": self.rss_bytes,
             "quiet_s": None if self.wrote_at is None else time.monotonic() - self.wrote_at,
             "returncode": self.returncode,
+            "gpu_percent": self.gpu_percent,
+            "gpu_mib": self.gpu_mib,
         }
 
 
@@ -55,8 +61,11 @@ class KnownRanks:
 
     def __init__(self, plan: LaunchPlan) -> None:
         self.by_rank = {
-            rank.rank: KnownRank(rank.rank, node.host) for node in plan.launched for rank in node.ranks
+            rank.rank: KnownRank(rank.rank, node.host, slot=rank.slot)
+            for node in plan.launched
+            for rank in node.ranks
         }
+        self._of_node = {node.node_rank: [rank.rank for rank in node.ranks] for node in plan.launched}
 
     def on_input(self, what: Input) -> None:
         match what:
@@ -68,6 +77,8 @@ class KnownRanks:
                 known.returncode, known.state, known.cpu, known.rss_bytes = returncode, "", None, 0
             case FromAgent(_, wire.Vitals(monotonic_ms, ranks)):
                 self._sample(monotonic_ms, ranks)
+            case FromAgent(node_rank, wire.DeviceUse(devices)):
+                self._use(node_rank, devices)
             case FromAgent(_, wire.Output(rank)):
                 self.by_rank[rank].wrote_at = time.monotonic()
             case _:
@@ -80,6 +91,13 @@ class KnownRanks:
                 known.cpu = max(0, int(cpu_ms) - known.cpu_ms) / (monotonic_ms - known.sampled_ms)
             known.state, known.rss_bytes = state, int(rss_kib) * 1024
             known.sampled_ms, known.cpu_ms = monotonic_ms, int(cpu_ms)
+
+    def _use(self, node_rank: int, devices: Iterable[str]) -> None:
+        for slot, used_mib, busy_percent in map(str.split, devices):
+            for rank in self._of_node[node_rank]:
+                known = self.by_rank[rank]
+                if known.slot == int(slot):
+                    known.gpu_mib, known.gpu_percent = int(used_mib), int(busy_percent)
 
     def on_lines(self, what: Lines) -> None:
         kept = self.by_rank[what.rank].lines

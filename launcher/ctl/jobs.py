@@ -172,7 +172,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _ranks_table(state: Reply, *, is_live: bool) -> str:
-    heads = ("RANK", "HOST", "PID", "STATE", "CPU", "MEMORY", "QUIET")
+    heads = ("RANK", "HOST", "PID", "STATE", "CPU", "MEMORY", "GPU", "GPU MEMORY", "QUIET")
     rows = [_rank_row(rank) for rank in _ranks(state)]
     if is_live:
         rows = rows[: max(1, _screen_height() - 3)]
@@ -193,6 +193,8 @@ def _rank_row(rank: Reply) -> tuple[str, ...]:
         _STATES.get(state, state),
         f"{100 * cpu:.0f} %" if isinstance(cpu, float | int) else "-",
         f"{rss_bytes / (1 << 20):.0f} MiB" if isinstance(rss_bytes, int) and rss_bytes else "-",
+        f"{rank['gpu_percent']} %" if rank.get("gpu_percent") is not None else "-",
+        f"{rank['gpu_mib']} MiB" if rank.get("gpu_mib") is not None else "-",
         _time(quiet_s) if isinstance(quiet_s, float | int) else "-",
     )
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,20 @@ def test_an_entry_is_there_as_long_as_its_job() -> None:
         assert jobs_folder().stat().st_mode & 0o777 == 0o700
         assert next(jobs_folder().glob("*.json")).stat().st_mode & 0o777 == 0o600
     assert list(jobs_folder().iterdir()) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_reaches_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as outer:
+        os.chmod(outer, 0o755)
+        monkeypatch.setenv(FOLDER_VARIABLE, f"{outer}/jobs")
+        code = "import os, socket, sys; os.setuid(65534); socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+        with registered(ENTRY), socket.socket(socket.AF_UNIX) as listening:
+            path = os.fspath(socket_path(ENTRY.id))
+            listening.bind(path)
+            listening.listen()
+            result = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+            assert "PermissionError" in result.stderr
 
 
 def test_what_a_crashed_job_leaves_is_removed() -> None:
