@@ -209,14 +209,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self._norm.item() if isinstance(self._norm, torch.Tensor) else self._norm
 
     def publish(self) -> None:
-        """Write the masters to the parameters, on all ranks. Collective."""
-        pending = []
+        """Write the masters to the parameters, on all ranks, one bucket at a time. Collective."""
         for bucket, state in zip(self.buckets, self.shards, strict=True):
             if bucket.has_master:
                 bucket.param_shard.copy_(state.master)
-            pending += self._start_gather(bucket)
-        for work in pending:
-            work.wait()
+            self.republish(bucket)
 
     def republish(self, bucket: Bucket) -> None:
         """Give every rank the whole parameters of one bucket, after shards were written. Collective."""

@@ -22,6 +22,7 @@ T = TypeVar("T")
 GroupRef = Callable[[], dist.ProcessGroup | None]  # a weak reference
 
 ENTER_TIMEOUT_S = 30.0  # how far apart ranks may arrive at a checkpoint
+_FIRST_BYTES = 1024  # what a gather sends at once: nearly all it is ever given
 ENTER_TIMEOUT_VARIABLE = "DSLAUNCH_CHECKPOINT_TIMEOUT_S"
 
 
@@ -70,12 +71,12 @@ class Ranks:
         if group is None:
             return [value]
         data = pickle.dumps(value)
-        sizes = [int(size.item()) for size in _all_gather(group, torch.tensor([len(data)]))]
-        padded = torch.frombuffer(bytearray(data.ljust(max(sizes), b"\0")), dtype=torch.uint8)
-        return [
-            cast(T, pickle.loads(found.numpy()[:size].tobytes()))
-            for found, size in zip(_all_gather(group, padded), sizes, strict=True)
-        ]
+        data = len(data).to_bytes(8, "little") + data
+        found = _all_gather(group, data[:_FIRST_BYTES].ljust(_FIRST_BYTES, b"\0"))
+        sizes = [8 + int.from_bytes(one[:8], "little") for one in found]
+        if max(sizes) > _FIRST_BYTES:
+            found = _all_gather(group, data.ljust(max(sizes), b"\0"))
+        return [cast(T, pickle.loads(one[8:size])) for one, size in zip(found, sizes, strict=True)]
 
     def send(self, tensor: torch.Tensor, rank: int) -> None:
         """Send a tensor in host memory to `rank`, which calls `receive`."""
@@ -133,11 +134,12 @@ def join_background(world: World) -> Ranks:
     return Ranks(world, weakref.ref(group))
 
 
-def _all_gather(group: dist.ProcessGroup, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Every rank's tensor; by the group itself, which works where torch.distributed has forgotten it."""
-    found = [torch.empty_like(tensor) for _ in range(group.size())]
-    group.allgather([found], [tensor]).wait()
-    return found
+def _all_gather(group: dist.ProcessGroup, data: bytes) -> list[bytes]:
+    """Every rank's bytes, of one length; by the group itself, which torch.distributed may have forgotten."""
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    found = [torch.empty_like(own) for _ in range(group.size())]
+    group.allgather([found], [own]).wait()
+    return [one.numpy().tobytes() for one in found]
 
 
 def _alive(group: GroupRef) -> dist.ProcessGroup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import click
-from benchmarks import engine, faults, launch, multigpu, offload, ops
+from benchmarks import checkpoint, engine, faults, launch, multigpu, offload, ops
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -17,6 +17,7 @@ bench.add_command(ops.command)
 bench.add_command(engine.command)
 bench.add_command(multigpu.command)
 bench.add_command(offload.command)
+bench.add_command(checkpoint.command)
 
 if __name__ == "__main__":
     bench(prog_name="scripts/bench")

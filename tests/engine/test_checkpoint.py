@@ -281,3 +281,10 @@ def test_refusals_leave_nothing_behind(ranks: RankPool, tmp_path: Path) -> None:
             "the tag '.hidden' cannot name a directory",
         ]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_and_loading_need_no_memory_to_speak_of(ranks: RankPool, tmp_path: Path) -> None:
+    for shard_bytes, saving, loading in ranks.run(2, "checkpoint_cases", "extra_memory", str(tmp_path)):  # type: ignore[misc]
+        assert shard_bytes == 12 * 16 * 1024 * 1024 / 2  # type: ignore[has-type]
+        assert saving < shard_bytes / 10  # type: ignore[has-type]
+        assert loading < shard_bytes / 10  # type: ignore[has-type]

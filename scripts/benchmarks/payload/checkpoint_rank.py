@@ -1,0 +1,210 @@
+"""One rank of the checkpoint benchmark: saves and loads the same state by every subject, prints JSON.
+
+Subjects: `dslaunch` and `dslaunch async` (the engine), `dcp` and `dcp async` (torch.distributed.checkpoint,
+of DTensors of the same shards), `deepspeed` where it is installed. All write fp32 masters and two moments,
+in rounds one after the other. Times are the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+import dslaunch.engine as engine_module
+
+WIDTH = 1024
+STATE_BYTES = 12  # an element: master, two moments
+
+
+class Memory:
+    """The process's anonymous memory beyond what it was at the start, at its peak; sampled every 2 ms."""
+
+    def __init__(self) -> None:
+        self._base, self.peak_bytes = anonymous_bytes(), 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.002):
+            self.peak_bytes = max(self.peak_bytes, anonymous_bytes() - self._base)
+
+    def stop(self) -> int:
+        self._ended.set()
+        self._thread.join()
+        return self.peak_bytes
+
+
+def anonymous_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+class Samples:
+    """What was measured, by subject and figure."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, list[float]]] = {}
+
+    @contextmanager
+    def timed(self, subject: str, name: str) -> Iterator[None]:
+        """The slowest rank's seconds, and the largest peak of its memory."""
+        gc.collect()
+        dist.barrier()
+        memory = Memory()
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        found = torch.tensor([seconds, float(memory.stop())], dtype=torch.float64)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        figures = self.found.setdefault(subject, {})
+        figures.setdefault(f"{name}_s", []).append(found[0].item())
+        figures.setdefault(f"{name}_extra_bytes", []).append(found[1].item())
+
+
+def model_of(num_layers: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(num_layers)))
+
+
+def config_of(**more: object) -> dict[str, object]:
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "zero_optimization": {"stage": 1},
+        "log_level": "error",
+        **more,
+    }
+
+
+def step_once(engine: Any) -> None:
+    engine.backward(engine(torch.ones(1, WIDTH, device=engine.device)).square().mean())
+    engine.step()
+
+
+Round = Callable[[Samples, Path], None]
+
+
+def dslaunch(num_layers: int, asynchronous: bool) -> Round:
+    subject = "dslaunch async" if asynchronous else "dslaunch"
+    config = config_of(checkpoint={"async": asynchronous})
+    engine = engine_module.initialize(model=model_of(num_layers), config=config)[0]
+    step_once(engine)
+
+    def run(samples: Samples, directory: Path) -> None:
+        with samples.timed(subject, "total"):
+            start = time.perf_counter()
+            engine.save_checkpoint(directory, tag="it")
+            stall = time.perf_counter() - start
+            engine.wait_for_checkpoint()
+        samples.found[subject].setdefault("stall_s", []).append(stall)
+        if not asynchronous:
+            with samples.timed(subject, "load"):
+                engine.load_checkpoint(directory)
+
+    return run
+
+
+def shards(num_layers: int, device: torch.device) -> dict[str, Any]:
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    rows = WIDTH // dist.get_world_size()
+    return {
+        f"{kind}.{layer}": DTensor.from_local(torch.randn(rows, WIDTH, device=device), mesh, [Shard(0)])
+        for layer in range(num_layers)
+        for kind in ("master", "exp_avg", "exp_avg_sq")
+    }
+
+
+def torch_dcp(num_layers: int, asynchronous: bool, device: torch.device) -> Round:
+    subject = "dcp async" if asynchronous else "dcp"
+    state = shards(num_layers, device)
+
+    def run(samples: Samples, directory: Path) -> None:
+        with samples.timed(subject, "total"):
+            start = time.perf_counter()
+            if asynchronous:
+                pending: Any = state_dict_saver.async_save(state, checkpoint_id=directory)
+                stall = time.perf_counter() - start
+                pending.result()
+            else:
+                state_dict_saver.save(state, checkpoint_id=directory)
+                stall = time.perf_counter() - start
+        samples.found[subject].setdefault("stall_s", []).append(stall)
+        if not asynchronous:
+            with samples.timed(subject, "load"):
+                state_dict_loader.load(state, checkpoint_id=directory)
+
+    return run
+
+
+def deepspeed(num_layers: int) -> Round:
+    theirs: Any = importlib.import_module("deepspeed")
+    config = config_of()
+    del config["log_level"]
+    engine = theirs.initialize(model=model_of(num_layers), config=config)[0]
+    step_once(engine)
+
+    def run(samples: Samples, directory: Path) -> None:
+        with samples.timed("deepspeed", "total"):
+            engine.save_checkpoint(directory, tag="it")
+        samples.found["deepspeed"]["stall_s"] = samples.found["deepspeed"]["total_s"]
+        with samples.timed("deepspeed", "load"):
+            engine.load_checkpoint(directory)
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--layers", type=int, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    args = parser.parse_args()
+    engine_module.init_distributed()
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    subjects: dict[str, Round] = {
+        "dslaunch": dslaunch(args.layers, False),
+        "dcp": torch_dcp(args.layers, False, device),
+        "dslaunch-async": dslaunch(args.layers, True),
+        "dcp-async": torch_dcp(args.layers, True, device),
+    }
+    if importlib.util.find_spec("deepspeed") is not None:
+        subjects["deepspeed"] = deepspeed(args.layers)
+    samples = Samples()
+    for number in range(args.rounds + 1):
+        if number == 1:
+            samples.found.clear()  # the first round makes buffers and warms up
+        for name, run in subjects.items():
+            directory = args.directory / name
+            run(samples, directory)
+            dist.barrier()
+            if dist.get_rank() == 0:
+                shutil.rmtree(directory)
+                os.sync()  # nobody pays for another's dirty pages
+            dist.barrier()
+    if dist.get_rank() == 0:
+        num_bytes = args.layers * WIDTH * WIDTH * STATE_BYTES
+        print(json.dumps({"bytes": num_bytes, "subjects": samples.found}))
+
+
+if __name__ == "__main__":
+    main()
