@@ -49,7 +49,7 @@ class Ranks:
         return Ranks(self.world, None if group is None else lambda: group)
 
     def enter(self, call: str) -> None:
-        """Wait until every rank has made `call`; CheckpointError when one does not within the timeout."""
+        """Wait until every rank has made `call`; CheckpointError when one ends or does not in time."""
         if self.door is None:
             return
         started = time.monotonic()
@@ -58,6 +58,11 @@ class Ranks:
             dist.monitored_barrier(_alive(self.door), _enter_timeout(), wait_all_ranks=True)
         except RuntimeError as error:
             took_s = time.monotonic() - started
+            if took_s < _enter_timeout().total_seconds() / 2:
+                raise CheckpointError(
+                    f"a rank was lost while rank {self.world.rank} waited for it in {call}",
+                    "see why the other ranks have ended",
+                ) from None
             raise CheckpointError(
                 f"{call} was not called by every rank: "
                 f"rank {self.world.rank} waited {took_s:.0f} s ({error})",

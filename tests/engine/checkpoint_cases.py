@@ -414,3 +414,33 @@ def extra_memory(directory: str) -> tuple[int, int, int]:
 def anonymous_bytes() -> int:
     status = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in status if line.startswith("RssAnon:")))
+
+
+def full_disk(directory: str, asynchronous: bool) -> tuple[str, list[str]]:
+    """Save, fill the disk, fail to save, make room, save; the error, and what was not as it should be."""
+    engine = engine_of(1, False, 1, checkpoint={"async": asynchronous})
+    filler = Path(directory, "filler")
+
+    def save(tag: str) -> None:
+        engine.save_checkpoint(directory, tag=tag)
+        engine.wait_for_checkpoint()
+
+    save("first")
+    kept = state_of(engine)
+    train(engine, 1, 1)
+    if dist.get_rank() == 0:
+        room = os.statvfs(directory)
+        filler.write_bytes(bytes(room.f_bavail * room.f_bsize - 8_000))  # less than a checkpoint
+    dist.barrier()
+    with pytest.raises(deepspeed.CheckpointError) as caught:
+        save("second")
+    fresh = engine_of(2, False, 2)
+    fresh.load_checkpoint(directory)
+    wrong = unequal(kept, state_of(fresh))
+    if dist.get_rank() == 0:
+        wrong += [str(path) for path in Path(directory).glob(".*")]
+        filler.unlink()
+    dist.barrier()
+    save("second")
+    fresh.load_checkpoint(directory)
+    return caught.value.what, wrong + unequal(state_of(engine), state_of(fresh))

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -288,3 +289,42 @@ def test_saving_and_loading_need_no_memory_to_speak_of(ranks: RankPool, tmp_path
         assert shard_bytes == 12 * 16 * 1024 * 1024 / 2  # type: ignore[has-type]
         assert saving < shard_bytes / 10  # type: ignore[has-type]
         assert loading < shard_bytes / 10  # type: ignore[has-type]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(disk)], capture_output=True, text=True
+    )
+    if made.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {made.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_harms_nothing(ranks: RankPool, small_disk: Path, asynchronous: bool) -> None:
+    said = ranks.run(2, "checkpoint_cases", "full_disk", str(small_disk), asynchronous)
+    for what, wrong in said:  # type: ignore[misc]
+        assert "No space left on device" in what  # type: ignore[has-type]
+        assert wrong == []  # type: ignore[has-type]
+
+
+def test_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
+    """A short run of what `checkpoint_torture.py` does 200 times."""
+    torture = Path(__file__).with_name("checkpoint_torture.py")
+    run = subprocess.run(
+        [sys.executable, str(torture), str(tmp_path / "it"), "--kills", "6", "--seed", str(seed)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["lives"] == 6
