@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import click
-from benchmarks import checkpoint, engine, faults, launch, multigpu, offload, ops
+from benchmarks import checkpoint, engine, faults, launch, multigpu, offload, ops, soak
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -13,6 +13,7 @@ def bench() -> None:
 
 bench.add_command(launch.command)
 bench.add_command(faults.command)
+bench.add_command(soak.command)
 bench.add_command(ops.command)
 bench.add_command(engine.command)
 bench.add_command(multigpu.command)
