@@ -14,6 +14,7 @@ from dslaunch.launcher.console import Console
 from dslaunch.launcher.console_filter import shown_ranks
 from dslaunch.launcher.control.desk import Desk
 from dslaunch.launcher.control.registry import JobEntry
+from dslaunch.launcher.counted import counted
 from dslaunch.launcher.display import Display, Words
 from dslaunch.launcher.fleets import make_fleet
 from dslaunch.launcher.master import assumed_master
@@ -89,7 +90,7 @@ def _placed(resolved: Resolved, attempt: Attempt) -> Resolved:
 
 
 def _restarting(attempt: Attempt, limits: Limits) -> str:
-    hosts = "1 host" if len(attempt.hosts) == 1 else f"{len(attempt.hosts)} hosts"
+    hosts = counted(len(attempt.hosts), "host")
     since = f", from checkpoint {attempt.progress}" if attempt.progress else ""
     return f"restart {attempt.number} of {limits.max_restarts} on {hosts}{since}"
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dslaunch.hostfile import fold_names
 from dslaunch.launcher import wire
 from dslaunch.launcher.console import Console
+from dslaunch.launcher.counted import counted
 from dslaunch.launcher.fold import ranges
 from dslaunch.launcher.master import Meeting
 from dslaunch.launcher.plan import LaunchPlan
@@ -174,9 +175,7 @@ class Display:
             self._has_progress = False
 
     def _started(self) -> str:
-        num_hosts = len(self._plan.launched)
-        hosts = "1 host" if num_hosts == 1 else f"{num_hosts} hosts"
-        ranks = "1 rank" if self._num_ranks == 1 else f"{self._num_ranks} ranks"
+        hosts, ranks = counted(len(self._plan.launched), "host"), counted(self._num_ranks, "rank")
         over = f" over {self._interface}, named to NCCL and gloo where unset" if self._interface else ""
         return (
             f"{ranks} on {hosts} meet at {self._plan.master.addr}:{self._plan.master.port}{over} "

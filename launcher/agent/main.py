@@ -8,16 +8,17 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
 
-from dslaunch.launcher.agent import binding, engine, evidence, facts, progress, ssh_watch, sweep
+from dslaunch.launcher.agent import engine, facts, progress, ssh_watch, sweep
 from dslaunch.launcher.agent.guard import Guard
 from dslaunch.launcher.agent.link import Link, LinkClosedError
 from dslaunch.launcher.agent.observer import Observer
 from dslaunch.launcher.agent.obstacle import claim_port, obstacle
-from dslaunch.launcher.agent.process import RankProcess, become_subreaper
+from dslaunch.launcher.agent.process import become_subreaper
+from dslaunch.launcher.agent.ranks import Ranks
 from dslaunch.launcher.agent.signal_pipe import SignalPipe
 from dslaunch.launcher.node_plan import NodePlan, plan_from_json
 from dslaunch.launcher.wire import (
@@ -25,7 +26,6 @@ from dslaunch.launcher.wire import (
     CENSUS_AND_TERM,
     CENSUS_S,
     Census,
-    Exited,
     Goodbye,
     Heartbeat,
     Message,
@@ -34,7 +34,6 @@ from dslaunch.launcher.wire import (
     RankSignal,
     Refused,
     Signal,
-    Started,
     Stdin,
     Stop,
     WireError,
@@ -50,8 +49,6 @@ _KILLED_S = 5.0
 _LAST_FLUSH_S = 10.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-_DRAIN_READS = 64
-"""Reads of one pipe in a row, 64 KiB each: a flooding grandchild must not hold the agent."""
 
 
 class State(Enum):
@@ -75,14 +72,13 @@ class Agent:
         self._plan: NodePlan | None = None
         self._guard: Guard | None = None
         self._observer: Observer | None = None
-        self._oom_counts = evidence.oom_counts()
-        self._ranks: dict[int, RankProcess] = {}  # by pid
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
         self._heard_at = time.monotonic()
         self._beat_at = time.monotonic() + HEARTBEAT_S
         self._launcher_lost = False
         self._selector = selectors.DefaultSelector()
+        self._ranks = Ranks(self._selector, self._up, self._pass_on)
         if link.has_way_down:
             self._selector.register(link.read_fd, selectors.EVENT_READ, self._receive)
         self._probed = facts.ProbeServer()
@@ -105,7 +101,7 @@ class Agent:
         stuck = sweep.sweep(self._plan.node_id) if self._plan is not None else []
         if self._guard is not None:
             self._guard.dismiss()
-        self._drain_all()
+        self._ranks.drain()
         if self._observer is not None:
             self._observer.close(self._up)
         told = "" if self._plan is None else progress.take(self._plan.node_id)
@@ -116,7 +112,7 @@ class Agent:
         if self._state is State.WAITING:
             return self._launcher_lost
         has_given_up = self._give_up_at is not None and time.monotonic() >= self._give_up_at
-        return has_given_up or all(process.returncode is not None for process in self._ranks.values())
+        return has_given_up or self._ranks.have_all_ended
 
     # -- time
 
@@ -142,7 +138,7 @@ class Agent:
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._give_up_at = now + _KILLED_S
-            self._signal_groups(signal.SIGKILL)
+            self._ranks.signal_groups(signal.SIGKILL)
         if not self._launcher_lost:
             if now >= self._lease_end:
                 self._lose_launcher()
@@ -191,16 +187,13 @@ class Agent:
             case Census(timeout_s, with_flight):
                 self._ask(timeout_s, lambda: None, with_flight=with_flight)
             case Signal(signal.SIGKILL):
-                self._signal_groups(signal.SIGKILL)
+                self._ranks.signal_groups(signal.SIGKILL)
             case Signal(number):
-                self._notify(number)
+                self._ranks.signal(number)
             case RankSignal(rank, number):
-                self._notify(number, rank)
-            case Stdin(rank, text, last):
-                for process in self._ranks.values():
-                    if process.rank == rank:
-                        process.feed(text.encode("utf-8", "surrogateescape"), last=last)
-                        self._watch_stdin(process)
+                self._ranks.signal(number, rank)
+            case Stdin():
+                self._ranks.feed(message)
             case Heartbeat(sent_ns):
                 self._up(Heartbeat(time.time_ns(), sent_ns))
             case _:
@@ -250,98 +243,26 @@ class Agent:
         self._selector.unregister(self._probed.fd)
         self._probed.close()
         self._guard = Guard(plan.node_id)
-        self._observer = Observer(plan.node_id, self._ranks, [rank.slot for rank in plan.ranks])
-        cores: Sequence[Sequence[int]] = [()] * len(plan.ranks)
+        self._observer = Observer(plan.node_id, self._ranks.by_pid, [rank.slot for rank in plan.ranks])
         self._port_claim = claim_port(plan)
         refusal = obstacle(plan) or (self._port_claim if isinstance(self._port_claim, Refused) else None)
-        try:
-            if plan.bound_cores is not None:
-                cores = binding.plan_binding(plan.bound_cores, len(plan.ranks))
-        except (OSError, ValueError) as error:
-            refusal = refusal or Refused(f"ranks cannot be bound to cores: {error}", "see --bind_core_list")
         if refusal is None:
             plan, found = engine.choose(plan)
             if isinstance(found, Refused):
                 refusal = found
             else:
                 self._up(found)
-        for rank, own_cores in zip(plan.ranks, cores, strict=True) if refusal is None else ():
-            try:
-                process = RankProcess(plan, rank, own_cores, self._observer.folder)
-            except (OSError, ValueError, UnicodeError) as error:
-                refusal = Refused(f"rank {rank.rank} cannot be started: {error}", "check the program")
-                break
-            self._ranks[process.pid] = process
-            for fd in process.streams:
-                self._selector.register(fd, selectors.EVENT_READ, partial(self._pass_on, process, fd))
-            self._up(Started(rank.rank, process.pid))
+        refusal = refusal or self._ranks.start(plan, self._observer.folder)
         if refusal is not None:
             self._up(refusal)
             self._stop(signal.SIGKILL, 0.0)
 
-    def _pass_on(self, process: RankProcess, fd: int) -> bool:
-        """One read's worth of a rank's output, up. False when the pipe holds no more for now."""
-        data = process.read(fd)
-        if data is None:
-            self._selector.unregister(fd)
-            process.close(fd)
-            return False
-        if data and not self._launcher_lost:
+    def _pass_on(self, rank: int, stream: int, data: bytes) -> None:
+        if not self._launcher_lost:
             try:
-                self._link.send_output(process.rank, process.streams[fd], data)
+                self._link.send_output(rank, stream, data)
             except LinkClosedError:
                 self._lose_launcher()
-        return bool(data)
-
-    def _drain(self, process: RankProcess) -> None:
-        for fd in list(process.streams):
-            for _ in range(_DRAIN_READS):
-                if not self._pass_on(process, fd):
-                    break
-
-    def _drain_all(self) -> None:
-        for process in self._ranks.values():
-            self._drain(process)
-
-    def _reap(self) -> None:
-        """Collect every child that ended: ranks are reported, adopted orphans only buried."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            process = self._ranks.get(pid)
-            if process is not None:
-                now_ns = time.time_ns()
-                process.reaped(os.waitstatus_to_exitcode(status))
-                self._drain(process)
-                returncode = os.waitstatus_to_exitcode(status)
-                by_us = self._state is State.STOPPING
-                note = "" if by_us else evidence.explain(returncode, self._oom_counts)
-                self._up(Exited(process.rank, returncode, now_ns, note))
-
-    def _watch_stdin(self, process: RankProcess) -> None:
-        """Wake when the rank reads, while something waits for it."""
-        fd = process.stdin_fd
-        if fd is not None and fd not in self._selector.get_map():
-            self._selector.register(fd, selectors.EVENT_WRITE, partial(self._feed, process, fd))
-
-    def _feed(self, process: RankProcess, fd: int) -> None:
-        if not process.feed_rest():
-            self._selector.unregister(fd)
-            process.close_fed_stdin()
-
-    def _notify(self, number: int, rank: int | None = None) -> None:
-        """All ranks, or one."""
-        for process in self._ranks.values():
-            if rank in (None, process.rank):
-                process.signal(number)
-
-    def _signal_groups(self, number: int) -> None:
-        for process in self._ranks.values():
-            process.signal_group(number)
 
     def _ask(self, census_s: float, then: Callable[[], None], *, with_flight: bool = False) -> None:
         """Do it after a look at where the ranks are, for so long at most."""
@@ -353,8 +274,8 @@ class Agent:
     def _stop(self, number: int, grace_s: float) -> None:
         """Ask all ranks at once, and set the hour at which nobody is asked any more."""
         self._state = State.STOPPING
-        self._signal_groups(number)
-        self._signal_groups(signal.SIGCONT)
+        self._ranks.signal_groups(number)
+        self._ranks.signal_groups(signal.SIGCONT)
         kill_at = time.monotonic() + grace_s
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
 
@@ -363,9 +284,9 @@ class Agent:
     def _take_signals(self) -> None:
         for number in self._signals.take():
             if number == signal.SIGCHLD:
-                self._reap()
+                self._ranks.reap(ended_by_us=self._state is State.STOPPING)
             elif number in _NOTICE_SIGNALS:
-                self._notify(number)
+                self._ranks.signal(number)
             elif number == CENSUS:
                 self._ask(CENSUS_S, lambda: None)
             elif number == CENSUS_AND_TERM and self._plan is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from dslaunch.hostfile import Host, Topology
+from dslaunch.launcher.counted import counted
 
 
 def hosts_as_json(topology: Topology, origin: str) -> str:
@@ -35,8 +36,8 @@ def hosts_as_text(topology: Topology, origin: str) -> str:
         f"{host.name:{name_width}}  {_slots(host):{slots_width}}  {_options(host)}".rstrip()
         for host in topology
     ]
-    num_hosts = _count(len(topology), "host")
-    return "\n".join([*lines, f"{num_hosts}, {_count(topology.num_slots, 'slot')} ({origin})"])
+    num_hosts = counted(len(topology), "host")
+    return "\n".join([*lines, f"{num_hosts}, {counted(topology.num_slots, 'slot')} ({origin})"])
 
 
 def _slots(host: Host) -> str:
@@ -46,7 +47,3 @@ def _slots(host: Host) -> str:
 def _options(host: Host) -> str:
     options = (("user", host.user), ("port", host.port), ("python", host.python))
     return "  ".join(f"{name}={value}" for name, value in options if value is not None)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from dslaunch.launcher.counted import counted
 from dslaunch.launcher.ctl.chaos.faults import Fault
 from dslaunch.launcher.ctl.chaos.judge import Row, as_record, as_text
 from dslaunch.launcher.ctl.chaos.trial import Trial, run_trial
@@ -46,7 +47,7 @@ def selftest(
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # end what was started
     hosts = resolved.topology.hosts
     num_ranks = resolved.topology.num_slots
-    where = f"{len(hosts)} x host, {num_ranks} x rank, launcher {resolved.backend}"
+    where = f"{counted(len(hosts), 'host')}, {counted(num_ranks, 'rank')}, launcher {resolved.backend}"
     rows = []
     request = replace(resolved.request, script="")
     with Watching(request, len(hosts)) as watching:

@@ -37,7 +37,7 @@ def test_faults_on_other_hosts_leave_nothing(run: Run, reach: Reach, hosts: Host
     ran = run("selftest", *reach(hosts), "--num_nodes=2", "--num_gpus=2", "--fault=agent")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     head, _, row, not_tried, last = ran.stdout.splitlines()
-    assert head == "2 x host, 4 x rank, launcher ssh"
+    assert head == "2 hosts, 4 ranks, launcher ssh"
     assert row.split()[:2] == ["agent", "SIGKILL"]
     assert row.split()[-3:] == ["111", "yes", "0"]
     assert not_tried.startswith("not tried: host killed, host cut off")
@@ -104,8 +104,8 @@ def test_the_table_tells_what_is_wrong_and_what_was_not_tried() -> None:
         Row(_trial(Fault.KILL_CLI), replace(good, noticed_s=None, exit_code=137, gone_s=None, num_left=3)),
         Row(_trial(Fault.KILL_AGENT), None, "not all ranks came up: no"),
     ]
-    assert as_text(rows, "2 x host") == (
-        "2 x host\n"
+    assert as_text(rows, "2 hosts") == (
+        "2 hosts\n"
         "fault          noticed  CLI ends  all gone  exit code  cause named  left\n"
         "rank exits 7   0.01 s   1.00 s    2.00 s    7          yes          0\n"
         "CLI SIGKILL    -        1.00 s    -         137        -            3\n"
