@@ -4,10 +4,12 @@ Legend: `P` parameters, `W` ranks. A parameter takes p bytes in the compute dtyp
 the optimizer: 4 for each state, and 4 for the fp32 master unless parameters are fp32 themselves.
 
   stage 0: P (p + g + o)              stage 2: P p + P (g + o) / W
-  stage 1: P (p + g) + P o / W        stage 3: P (p + g + o) / W
+  stage 1: P (p + g) + P o / W        stage 3: P (g + o) / W, and P p / W more where parameters are fp32
+                                               or optimizer or parameters are offloaded
 
-With bf16 and AdamW that is 16, 4 + 12 / W, 2 + 14 / W and 16 / W bytes a parameter (Rajbhandari et al.,
-"ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, figure 1).
+With bf16 and AdamW that is 16, 4 + 12 / W, 2 + 14 / W and 14 / W bytes a parameter; the last is 16 / W in
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, figure 1,
+but parameters in the compute dtype are cast from their masters when they are gathered.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def estimate(states: ModelStates, num_ranks: int, zero: ZeroConfig) -> list[Stag
     stages = [
         StageMemory(
             stage,
-            _share(params, num_ranks if stage == 3 else 1),
+            params if stage < 3 else _sharded_params(states, num_ranks, zero),
             _share(grads, num_ranks if stage >= 2 else 1),
             _share(optimizer, num_ranks if stage >= 1 else 1),
             _buffers(states, num_ranks, zero, stage),
@@ -105,11 +107,25 @@ def _offloaded(on_device: StageMemory, states: ModelStates, num_ranks: int, zero
     return replace(memory, params_bytes=0, host_bytes=host + on_device.params_bytes)
 
 
+def _is_gathered(states: ModelStates, num_ranks: int, zero: ZeroConfig) -> bool:
+    """Whether stage 3 gathers: on several ranks, and of a single one's masters if they are many."""
+    large = states.dtype != "fp32" and states.num_params > zero.stage3.max_live_parameters
+    return num_ranks > 1 or zero.offload_param.is_on or large
+
+
+def _sharded_params(states: ModelStates, num_ranks: int, zero: ZeroConfig) -> int:
+    """What stage 3 keeps beside masters."""
+    offloads = zero.offload_optimizer.is_on or zero.offload_param.is_on
+    if states.dtype != "fp32" and not offloads and _is_gathered(states, num_ranks, zero):
+        return 0
+    return _share(states.num_params * _NUM_BYTES[states.dtype], num_ranks)
+
+
 def _buffers(states: ModelStates, num_ranks: int, zero: ZeroConfig, stage: int) -> int:
-    if num_ranks == 1 or stage < 2:
+    if stage < 2 or (num_ranks == 1 and not (stage == 3 and _is_gathered(states, num_ranks, zero))):
         return 0
     bucket = min(zero.reduce_bucket_size, _LARGEST_BUCKET_NUMEL) * _BUCKETS_IN_FLIGHT
-    grads = min(bucket, states.num_params) * _NUM_BYTES[states.grad_dtype]
+    grads = min(bucket, states.num_params) * _NUM_BYTES[states.grad_dtype] if num_ranks > 1 else 0
     if stage == 2:
         return grads
     ahead = min(zero.stage3.prefetch_bucket_size, zero.stage3.max_live_parameters, states.num_params)

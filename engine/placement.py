@@ -44,7 +44,7 @@ class Placement:
     sharding: Sharding
     trained: Sequence[Bucket]  # in the order in which backward completes them
     frozen: Sequence[ShardedBucket]
-    units: Sequence[Unit]  # of stage 3 on several ranks or with offload_param, else none
+    units: Sequence[Unit]  # of stage 3 where parameters are gathered, else none
 
     @property
     def sharded(self) -> list[ShardedBucket]:
@@ -72,7 +72,7 @@ def place(
     stage = settings.zero.stage
     shards = world.size if stage >= 1 else 1
     host_home = host_home_of(settings, device)
-    gathers = stage == 3 and (shards > 1 or host_home is not None)
+    gathers = stage == 3 and (shards > 1 or host_home is not None or _is_large(named.values(), settings))
     sharding = Sharding(
         shards, world.rank if shards > 1 else 0, gradients=gathers or (stage >= 2 and shards > 1)
     )
@@ -111,13 +111,14 @@ def _build(
 ) -> tuple[list[Bucket], list[ShardedBucket]]:
     cap = min(settings.zero.reduce_bucket_size, OVERLAP_BUCKET_NUMEL)
     grad_dtype = DTYPES[settings.grad_accum_dtype]
+    masters = host_home is None and not settings.zero.offload_optimizer.is_on
     trained: list[Bucket] = []
     for spec in _plan([spec for spec in specs if spec.group != FROZEN], sharding, cap).buckets:
         members = [named[slot.name] for slot in spec.slots]
         if spec.unit == RESIDENT:
             trained.append(build_resident(spec, members, sharding, device, grad_dtype))
         else:
-            trained.append(build_sharded(spec, members, sharding, device, grad_dtype, host_home))
+            trained.append(build_sharded(spec, members, sharding, device, grad_dtype, host_home, masters))
         if settings.zero.offload_optimizer.is_on:
             trained[-1].free_grads()  # until the first backward
     sleeping = [spec for spec in specs if spec.group == FROZEN and spec.unit != RESIDENT]
@@ -126,6 +127,12 @@ def _build(
         for spec in _plan(sleeping, sharding, cap).buckets
     ]
     return trained, frozen
+
+
+def _is_large(params: Iterable[torch.nn.Parameter], settings: EngineConfig) -> bool:
+    """Whether gathering saves memory on a single rank, too: masters are enough, of which a few are cast."""
+    numel = sum(shape_of(param).numel() for param in params)
+    return settings.dtype != "fp32" and numel > settings.zero.stage3.max_live_parameters
 
 
 def _plan(specs: Sequence[ParamSpec], sharding: Sharding, cap: int) -> Layout:

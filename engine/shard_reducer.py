@@ -30,7 +30,7 @@ IN_FLIGHT = 2
 class _Arriving(NamedTuple):
     """A reduce-scatter on its way to `bucket`; `into` is the bucket's own shard or added to it."""
 
-    pending: Pending | None  # None on one rank: it is there
+    pending: Pending
     bucket: Bucket
     into: torch.Tensor  # [S]
     is_last: bool  # of this step, so that the shard can leave for the host
@@ -67,6 +67,7 @@ class ShardReducer:
             for number, bucket in enumerate(buckets)
             for param in bucket.members
         ]
+        self.clear()
 
     @property
     def has_sent(self) -> bool:
@@ -107,9 +108,11 @@ class ShardReducer:
         if self._host_gradients is not None:
             self._host_gradients.forget()
         self._sent_last = [False] * len(self._buckets)
+        # Until the next backward, when activations have gone, none of this takes memory.
         for bucket in self._buckets:
-            for param in bucket.members:
-                param.grad = None
+            bucket.free_grads()
+        for buffer in self._buffers:
+            buffer.untyped_storage().resize_(0)
         self._fresh = [True] * len(self._buckets)
         self._missing = [len(bucket.members) for bucket in self._buckets]
         self._next = 0
@@ -152,41 +155,51 @@ class ShardReducer:
             raise arrived_twice(bucket.spec.slots[0].name)
         is_last = self._overlap and self.armed and bucket.host is not None
         self._sent_last[number] = is_last
+        self._next = number + 1
+        fresh, self._fresh[number] = self._fresh[number], False
+        if fresh:
+            bucket.hold_grads()
+        if collectives.num_ranks() == 1:
+            self._take(number, bucket.grad_shard, add=not fresh)
+            if is_last and self._host_gradients is not None:
+                self._host_gradients.leave(bucket)
+            return
         slot = self._num_sent % IN_FLIGHT
         self._num_sent += 1
         self._settle(slot)
-        self._fill(slot, number)
-        into = bucket.grad_shard
-        if self._fresh[number]:
-            bucket.hold_grads()
-        else:
-            into = torch.empty_like(into)
-        self._fresh[number] = False
-        buffer, pending = self._buffers[slot][: bucket.spec.numel], None
-        if collectives.num_ranks() == 1:
-            into.copy_(buffer)
-        else:
-            pending = collectives.reduce_scatter_mean(buffer, into)
+        buffer = self._buffer(slot)[: bucket.spec.numel]
+        self._take(number, buffer, slot=slot)
+        into = bucket.grad_shard if fresh else torch.empty_like(bucket.grad_shard)
+        pending = collectives.reduce_scatter_mean(buffer, into)
         self._arriving[slot] = _Arriving(pending, bucket, into, is_last)
-        self._next = number + 1
 
-    def _fill(self, slot: int, number: int) -> None:
-        """Bring the bucket's gradients into buffer `slot`; those that are missing are zero, as is padding."""
-        bucket = self._buckets[number]
+    def _buffer(self, slot: int) -> torch.Tensor:
+        """Buffer `slot`, with memory."""
         if not self._buffers:
             largest = max(bucket.spec.numel for bucket in self._buckets)
-            device = bucket.params.device
+            device = self._buckets[0].params.device
             self._buffers = [torch.empty(largest, dtype=self._dtype, device=device) for _ in range(IN_FLIGHT)]
-        buffer = self._buffers[slot][: bucket.spec.numel]
+        buffer = self._buffers[slot]
+        if not buffer.untyped_storage().size():
+            buffer.untyped_storage().resize_(buffer.numel() * buffer.element_size())
+        return buffer
+
+    def _take(self, number: int, into: torch.Tensor, add: bool = False, slot: int = -1) -> None:
+        """Bring the bucket's gradients into `into` [P], or add them; missing ones are zero, as is padding.
+
+        `into` is always the same memory for a slot and a bucket; -1 is the bucket's own.
+        """
+        bucket = self._buckets[number]
         views = self._views.get((slot, number))
         if views is None:
-            views = self._views[slot, number] = member_views(bucket.spec, buffer, bucket.shapes)
+            views = self._views[slot, number] = member_views(bucket.spec, into, bucket.shapes)
         found = [(view, param.grad) for view, param in zip(views, bucket.members, strict=True)]
         targets = [view for view, grad in found if grad is not None]
-        if bucket.spec.has_padding or len(targets) < len(views):
-            buffer.zero_()
+        if not add and (bucket.spec.has_padding or len(targets) < len(views)):
+            into.zero_()
         if targets:
-            torch._foreach_copy_(targets, [grad for _, grad in found if grad is not None])
+            grads = [grad for _, grad in found if grad is not None]
+            (torch._foreach_add_ if add else torch._foreach_copy_)(targets, grads)
             for param in bucket.members:
                 param.grad = None
 
@@ -196,8 +209,7 @@ class ShardReducer:
         if arriving is None:
             return
         self._arriving[slot] = None
-        if arriving.pending is not None:
-            arriving.pending.wait()
+        arriving.pending.wait()
         assert arriving.bucket.grad_shard is not None
         if arriving.into is not arriving.bucket.grad_shard:
             arriving.bucket.grad_shard.add_(arriving.into)

@@ -6,6 +6,7 @@ empties its storage, gathering fills it again. Autograd may have saved views of 
 they see the new values, and hold no memory meanwhile. A released member's own `.data` is a tensor of shape
 [0], so that whoever touches it gets an error and not freed memory. Allocation, use and release all happen on
 the compute stream, and the collective's stream waits for what was enqueued before it: no record_stream.
+A trained bucket's shard is its fp32 master, of which a gather casts a copy: nothing is kept twice.
 Shards that are offloaded live in pinned memory of the host and come by a lane of their own.
 """
 
@@ -76,7 +77,10 @@ class ShardedBucket(Bucket):
         elif self.rounded:
             self.pending = gather_quantized(self.params, self.param_shard)
         else:
-            self.pending = collectives.all_gather(self.params, self.param_shard)
+            own = self.param_shard
+            if own.dtype != self.params.dtype:
+                own = self.params[self.own].copy_(own)
+            self.pending = collectives.all_gather(self.params, own)
         self._mark(ZeroParamStatus.INFLIGHT)
 
     def gather(self, exact: bool = True) -> None:
@@ -174,8 +178,11 @@ def build_sharded(
     device: torch.device,
     grad_dtype: torch.dtype | None,
     host_home: HostHome | None = None,
+    masters: bool = False,
 ) -> ShardedBucket:
     """Shard the members (whole, or sharded by zero.Init) with rank 0's values; `grad_dtype` None: frozen.
+
+    `masters`: shards of trained parameters are in fp32, masters and all, and are cast when gathered.
 
     Collective. No more than this one bucket and one of its members are whole at any time.
     """
@@ -183,6 +190,8 @@ def build_sharded(
     own = spec.shard(sharding.num_shards, sharding.index)
     where = slice(own.start, own.stop)
     shard = params[where].clone() if host_home is None else _on_host(params[where], host_home)
+    if masters and grad_dtype is not None:
+        shard = shard.float()
     bucket = ShardedBucket(
         spec, tuple(members), shapes, where, params, shard, views=views, empty=params.new_empty(0)
     )

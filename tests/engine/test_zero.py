@@ -77,7 +77,7 @@ FORMULAS = {
     0: lambda n: (2, 2, 12),
     1: lambda n: (2, 2, 12 / n),
     2: lambda n: (2, 2 / n, 12 / n),
-    3: lambda n: (2 / n, 2 / n, 12 / n),
+    3: lambda n: (0, 2 / n, 12 / n),  # parameters are cast from their masters
 }
 
 
@@ -89,13 +89,23 @@ def test_memory_is_what_zero_promises(ranks: RankPool, world: int, stage: int) -
         assert isinstance(found, dict)
         parameters, gradients, states = FORMULAS[stage](world)
         numel = found["numel"]
-        persistent = 2 * found["resident"] * (1 - 1 / world) if stage == 3 else 0
+        persistent = 2 * found["resident"] if stage == 3 else 0
         assert found["padded"] <= 1.05 * numel
         assert found["params"] + found["members"] <= 1.05 * parameters * numel + persistent
         assert found["grads"] <= 1.05 * gradients * numel
-        assert found["leaves"] == 0
+        assert found["leaves"] == found["idle"] == 0
         assert found["states"] <= 1.05 * states * numel
         assert found["buffers"] == (2 * 2 * found["largest"] if stage >= 2 else 0)
+
+
+def test_one_rank_of_a_large_model_keeps_masters_only(ranks: RankPool) -> None:
+    [found] = ranks.run(1, "zero_cases", "live_bytes", 3, False, 1000)
+    assert isinstance(found, dict)
+    assert found["params"] + found["members"] == 2 * found["resident"]
+    assert found["grads"] <= 1.05 * 2 * found["numel"]
+    assert found["states"] <= 1.05 * 12 * found["numel"]
+    assert found["buffers"] == found["leaves"] == found["idle"] == 0
+    ranks.run(1, "zero_cases", "one_rank_gathers_what_is_large")
 
 
 @pytest.mark.parametrize("stage", [2, 3])

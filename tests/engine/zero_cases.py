@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.distributed as dist
-from zero_models import Model, assert_close, batch, engine_of, train, twins, whole
+from zero_models import Model, assert_close, batch, engine_of, live_numel, train, twins, whole
 
 from dslaunch.engine.sharded import ShardedBucket
 
@@ -92,12 +92,14 @@ def collectives_by_deepspeeds_names() -> None:
     assert all(hasattr(comm, name) for name in comm.__all__)
 
 
-def live_bytes(stage: int, accumulate_in_fp32: bool) -> dict[str, float]:
-    """Bytes this rank's engine holds between steps, by kind, for a model of `numel` parameters."""
+def live_bytes(stage: int, accumulate_in_fp32: bool, max_live: int = 10**9) -> dict[str, float]:
+    """Bytes this rank's engine holds when all gradients have arrived, by kind, for `numel` parameters.
+
+    `idle`: of gradients between steps.
+    """
     more: dict[str, object] = {"data_types": {"grad_accum_dtype": "fp32"}} if accumulate_in_fp32 else {}
-    engine = engine_of(
-        Model(6, width=48), stage, bf16={"enabled": True}, zero={"reduce_bucket_size": 60_000}, **more
-    )
+    zero = {"reduce_bucket_size": 60_000, "stage3_max_live_parameters": max_live}
+    engine = engine_of(Model(6, width=48), stage, bf16={"enabled": True}, zero=zero, **more)
     train(engine, 2)
     optimizer = engine.optimizer
     assert optimizer is not None
@@ -112,18 +114,34 @@ def live_bytes(stage: int, accumulate_in_fp32: bool) -> dict[str, float]:
                 seen[storage.data_ptr()] = 1
         return total
 
-    buckets = optimizer.buckets
-    buffers = getattr(optimizer.reducer, "_buffers", [])
+    buckets, reducer = optimizer.buckets, optimizer.reducer
+    idle = sum(count(bucket.grads, bucket.grad_shard) for bucket in buckets)
+    idle += sum(count(buffer) for buffer in getattr(reducer, "_buffers", []))
+    engine.backward(engine(batch(5)))
+    reducer.finish()
     found = {
         "numel": sum(slot.numel for bucket in buckets for slot in bucket.spec.slots),
         "padded": sum(bucket.spec.numel for bucket in buckets),
+        "states": sum(count(s.master, *s.states.values()) for s in optimizer.shards),
         "params": sum(count(bucket.params, bucket.param_shard) for bucket in buckets),
         "members": sum(count(param.data) for bucket in buckets for param in bucket.members),
         "grads": sum(count(bucket.grads, bucket.grad_shard) for bucket in buckets),
         "leaves": sum(count(param.grad) for bucket in buckets for param in bucket.members),
-        "states": sum(count(s.master, *s.states.values()) for s in optimizer.shards),
-        "buffers": sum(count(buffer) for buffer in buffers),
+        "buffers": sum(count(buffer) for buffer in getattr(reducer, "_buffers", [])),
         "largest": max(bucket.spec.numel for bucket in buckets),
         "resident": sum(b.spec.numel for b in buckets if not isinstance(b, ShardedBucket)),
+        "idle": idle,
     }
     return {name: float(value) for name, value in found.items()}
+
+
+def one_rank_gathers_what_is_large() -> None:
+    """Beyond stage3_max_live_parameters a single rank casts its masters block by block; same values."""
+    first, second = twins(Model)
+    more: dict[str, object] = {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2}
+    plain = engine_of(first, 0, **more)
+    engine = engine_of(second, zero={"stage3_max_live_parameters": 1000}, **more)
+    assert engine.placement.sharded
+    assert train(plain, 6) == train(engine, 6)
+    assert_close(whole(plain), whole(engine), 1e-9)
+    assert live_numel(engine) == 0
