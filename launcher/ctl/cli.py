@@ -76,6 +76,17 @@ def engine_path() -> int:
     return 0
 
 
+@_dslaunchctl.command("install-aliases")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+def aliases(folder: Path) -> int:
+    """Write deepspeed, ds, ds_report and ds_ssh into DIR, as wrappers of dslaunch. Never over a file."""
+    from dslaunch.launcher.ctl.aliases import install_aliases
+
+    for path in install_aliases(folder, Path(sys.executable).parent):
+        click.echo(path)
+    return 0
+
+
 @takes_hosts
 @_dslaunchctl.command("exec", context_settings={"allow_interspersed_args": False})
 @click.option("--no_fold", is_flag=True, help="Show lines as they come, each behind its host's name.")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
 DSLAUNCH = (sys.executable, "-c", "import sys; from dslaunch.launcher.cli import main; sys.exit(main())")
@@ -46,3 +47,14 @@ def test_trainer_on_one_rank_goes_on_from_two(folder: Path) -> None:
 def test_accelerate(folder: Path) -> None:
     cases = ("stages", "state", "config_file")
     assert launch(2, "accelerate_cases.py", folder) == [f"{case} ok" for case in cases]
+
+
+def test_the_example_runs_unchanged(folder: Path) -> None:
+    example = HERE.parents[1] / "examples/hf_trainer"
+    options = "--max_steps 4 --hidden_size 32 --context 32 --report_to none --save_strategy no"
+    launch(
+        *(2, "run_on_cpu.py", example / "train.py", "--deepspeed", example / "ds_config.json"),
+        *("--text", HERE.parents[1] / "docs/engine.md", "--output_dir", folder / "model", *options.split()),
+    )
+    weights = load_file(folder / "model/model.safetensors")
+    assert weights["model.embed_tokens.weight"].shape == (256, 32)

@@ -1,0 +1,61 @@
+"""TRL's SFTTrainer on the engine and without one. Started and answered as trainer_cases.py."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import on_cpu  # noqa: F401
+import torch
+from case_runner import close, folder, run_cases
+from datasets import Dataset
+from peft import LoraConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
+from trainer_cases import TEXT, ds_config, forget_config, fresh_model
+from transformers import PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each printable character, made here: no hub is asked."""
+    symbols = ["<pad>", "<eos>", "<unk>", *map(chr, range(32, 127))]
+    model = models.WordLevel({symbol: number for number, symbol in enumerate(symbols)}, unk_token="<unk>")
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+
+
+def tune(config: dict[str, Any] | None, **settings: Any) -> list[float]:
+    forget_config()
+    lines = [line for line in TEXT.decode(errors="replace").split("\n") if 20 < len(line) < 60][:32]
+    given = SFTConfig(
+        str(folder() / "sft"), deepspeed=config, use_cpu=config is None and not torch.cuda.is_available(),
+        max_steps=4, per_device_train_batch_size=2, logging_steps=1, learning_rate=1e-2, report_to=[],
+        save_strategy="no", max_length=32, disable_tqdm=True, seed=7, bf16=False, max_grad_norm=0.5,
+        gradient_checkpointing=False,
+    )  # fmt: skip
+    trainer = SFTTrainer(
+        model=fresh_model(pad_token_id=0, eos_token_id=1), args=given, processing_class=tokenizer(),
+        train_dataset=Dataset.from_dict({"text": lines}), **settings,
+    )  # fmt: skip
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def supervised() -> None:
+    """The losses at stages 2 and 3 are those without an engine."""
+    expected = tune(None)
+    for stage in (2, 3):
+        close(tune(ds_config(stage)), expected)
+
+
+def adapters() -> None:
+    """The same with LoRA."""
+    settings = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    close(tune(ds_config(3), peft_config=settings), tune(None, peft_config=settings))
+
+
+if __name__ == "__main__":
+    sys.exit(run_cases([supervised, adapters]))
