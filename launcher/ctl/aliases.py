@@ -9,19 +9,19 @@ from dslaunch.launcher.errors import UsageError
 
 _HEAD = "#!/bin/sh\n# Written by dslaunchctl install-aliases; safe to remove.\n"
 _WRAPPERS = {
-    "deepspeed": 'exec {dslaunch} "$@"',
-    "ds": 'exec {dslaunch} "$@"',
-    "ds_report": 'exec {dslaunchctl} report "$@"',
+    "deepspeed": 'exec {dslaunch} "$@"\n',
+    "ds": 'exec {dslaunch} "$@"\n',
+    "ds_report": 'exec {dslaunchctl} report "$@"\n',
     "ds_ssh": (
         "hosts=\n"
         'while [ "$1" = -f ] || [ "$1" = --hostfile ]; do hosts=$2; shift 2; done\n'
-        'exec {dslaunchctl} exec ${{hosts:+--hostfile "$hosts"}} -- "$@"'
+        'exec {dslaunchctl} exec ${{hosts:+--hostfile "$hosts"}} -- "$@"\n'
     ),
 }
 
 
 def install_aliases(folder: Path, programs: Path) -> list[Path]:
-    """Write the wrappers into `folder`, all or none; `programs` holds dslaunch and dslaunchctl. UsageError."""
+    """Write the wrappers into `folder`, all or none; `programs` has dslaunch and dslaunchctl. UsageError."""
     if not folder.is_dir():
         raise UsageError(f"no folder {folder}", "name one that is on your PATH, such as ~/.local/bin")
     commands = {name: programs / name for name in ("dslaunch", "dslaunchctl")}
@@ -35,7 +35,6 @@ def install_aliases(folder: Path, programs: Path) -> list[Path]:
     quoted = {name: shlex.quote(str(command)) for name, command in commands.items()}
     for path, body in zip(wrappers, _WRAPPERS.values(), strict=True):
         with path.open("x") as file:
-            file.write(_HEAD + body.format(**quoted) + "
-")
+            file.write(_HEAD + body.format(**quoted))
         path.chmod(0o755)
     return wrappers
