@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from dslaunch.launcher.agent import hook
 from dslaunch.launcher.agent.family import descendants
-from dslaunch.launcher.agent.kernel_state import KernelState, kernel_state
+from dslaunch.launcher.agent.kernel_state import kernel_state
 from dslaunch.launcher.agent.process import RankProcess
 from dslaunch.launcher.wire import Stack
 
@@ -27,37 +27,36 @@ class _Asked:
 
     def __init__(self, process: RankProcess, folder: hook.HookFolder | None) -> None:
         self.rank = process.rank
-        self.pid = process.pid
-        self.kernel = kernel_state(process.pid)
+        family = (process.pid, *descendants(process.pid))
+        self.pid = next((pid for pid in family if _is_python(pid)), process.pid)
         self.path = ""
         self._start = self._size = 0
         self._grew_at = 0.0
         self._py_spy: subprocess.Popen[bytes] | None = None
-        if folder is not None:
-            for pid in (process.pid, *descendants(process.pid)):
-                if self._ask(pid, folder.stack_file(pid)):
-                    return
-            self._ask_py_spy(process, folder)
+        if folder is not None and not any(self._ask(pid, folder.stack_file(pid)) for pid in family):
+            self._ask_py_spy(process.program, folder)
 
     def _ask(self, pid: int, stack_file: str) -> bool:
         """Whether the process will answer, by all that is known."""
         if not hook.can_be_asked(pid, stack_file) or kernel_state(pid).state not in ("R", "S"):
             return False
         self.pid, self.path = pid, stack_file
-        self._start = self._size = os.path.getsize(stack_file)
+        with open(stack_file, "rb") as file:
+            self._start = self._size = len(file.readline())  # it names the main thread
+        os.truncate(stack_file, self._start)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, hook.DUMP_SIGNAL)
         return True
 
-    def _ask_py_spy(self, process: RankProcess, folder: hook.HookFolder) -> None:
-        program = _py_spy(process.program)
-        if program is None or self.kernel.state in ("", "Z") or not _is_python(process.pid):
+    def _ask_py_spy(self, interpreter: str, folder: hook.HookFolder) -> None:
+        program = _py_spy(interpreter)
+        if program is None or not _is_python(self.pid):
             return
-        self.path = os.path.join(folder.path, f"{process.pid}.py-spy")
+        self.path = os.path.join(folder.path, f"{self.pid}.py-spy")
         try:
             with open(self.path, "wb") as file:
                 self._py_spy = subprocess.Popen(
-                    [program, "dump", "--nonblocking", "--pid", str(process.pid)],
+                    [program, "dump", "--nonblocking", "--pid", str(self.pid)],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.DEVNULL,
@@ -82,10 +81,8 @@ class _Asked:
         if not self.path:
             return ""
         with open(self.path, "rb") as file:
-            head = file.readline() if self._py_spy is None else b""
-            file.seek(self._start or 0)
             said = file.read()
-        return (head + said if said else b"").decode("utf-8", "surrogateescape")
+        return (said if len(said) > self._start else b"").decode("utf-8", "surrogateescape")
 
 
 class Census:
@@ -105,8 +102,7 @@ class Census:
 
 
 def _stack(asked: _Asked) -> Stack:
-    now = kernel_state(asked.pid)
-    kernel = now if now.state else KernelState("", "")
+    kernel = kernel_state(asked.pid)
     return Stack(asked.rank, asked.pid, kernel.state, kernel.waits_in, asked.text())
 
 
