@@ -15,10 +15,11 @@ from zlib import compress
 from dslaunch.launcher.wire import FlightPiece
 
 _STEM = "nccl_"
-_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-_DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+_OLD_NAMES = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+"""torch warns of these where they are set."""
 _NUM_ENTRIES = "2000"
 _MAX_BYTES = 8 << 20
 """Of a compressed dump: 2000 entries with their stacks take a tenth of it."""
@@ -31,11 +32,18 @@ _Status = tuple[int, int]
 def environment(folder: str, environ: Mapping[str, str]) -> dict[str, str]:
     """What a rank's environment gains, where it says nothing of its own."""
     stem = os.path.join(folder, _STEM)
-    told = {_PIPE: stem, _DUMP_ON_TIMEOUT: "1"}
-    for names, value in ((_SIZES, _NUM_ENTRIES), (_FILES, stem)):
-        if not any(name in environ for name in names):
-            told |= dict.fromkeys(names, value)
-    return {name: value for name, value in told.items() if name not in environ}
+    told = {
+        "TORCH_FR_BUFFER_SIZE": _NUM_ENTRIES,
+        "TORCH_FR_DUMP_TEMP_FILE": stem,
+        "TORCH_FR_DEBUG_INFO_PIPE_FILE": stem,  # of other libraries than NCCL
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": stem,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+    return {
+        name: value
+        for name, value in told.items()
+        if name not in environ and _OLD_NAMES.get(name, name) not in environ
+    }
 
 
 class FlightDumps:

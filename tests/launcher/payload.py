@@ -96,7 +96,7 @@ def records(how: str, dumps: str) -> None:
     dump = os.path.join(dumps, f"rank_{rank}")
     pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
     os.mkfifo(pipe)
-    print("up", os.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"], flush=True)
+    print("up", os.environ["TORCH_FR_BUFFER_SIZE"], flush=True)
     if how == "waits":
         with open(pipe, "rb") as file:
             file.read(1)

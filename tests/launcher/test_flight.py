@@ -121,15 +121,18 @@ def test_what_is_no_dump(data: bytes) -> None:
 
 def test_what_is_set_already_wins() -> None:
     assert environment("/t", {}) == {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": "/t/nccl_",
+        "TORCH_FR_DEBUG_INFO_PIPE_FILE": "/t/nccl_",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/t/nccl_",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_FR_DUMP_TEMP_FILE": "/t/nccl_",
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/t/nccl_",
     }
     own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_FR_DUMP_TEMP_FILE": "/mine"}
-    assert set(environment("/t", own)) == {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}
+    assert set(environment("/t", own)) == {
+        "TORCH_FR_DEBUG_INFO_PIPE_FILE",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    }
 
 
 def test_each_dump_travels_once_and_whole(tmp_path: Path) -> None:
