@@ -111,7 +111,7 @@ class Display:
                         self._warn(f"hosts differ in what import deepspeed finds: {self._engine()}")
             case FromAgent(node_rank, wire.Goodbye(stuck)) if stuck:
                 host = self._plan.nodes[node_rank].host
-                self._warn(f"{host}: in uninterruptible sleep, cannot be ended: {', '.join(stuck)}")
+                self._warn(f"{host}: cannot be ended (D: uninterruptible sleep): {', '.join(stuck)}")
             case _:
                 pass
 

@@ -37,6 +37,7 @@ AGENT_MODULES = (
     "launcher/agent/obstacle.py",
     "launcher/agent/process.py",
     "launcher/agent/progress.py",
+    "launcher/agent/cgroup.py",
     "launcher/agent/ranks.py",
     "launcher/agent/signal_pipe.py",
     "launcher/agent/ssh_watch.py",

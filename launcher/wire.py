@@ -220,8 +220,8 @@ class Exited(NamedTuple):
 class Goodbye(NamedTuple):
     """Up, last: every rank is gone, and all that they left behind.
 
-    `stuck` are pids in uninterruptible sleep, which nothing can end. `progress` is the newest checkpoint
-    that a rank has told of, "" for none.
+    `stuck` are pids that nothing could end, with their state as in proc(5), mostly D: uninterruptible sleep.
+    `progress` is the newest checkpoint that a rank has told of, "" for none.
     """
 
     stuck: tuple[str, ...]

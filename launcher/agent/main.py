@@ -13,7 +13,9 @@ from enum import Enum, auto
 from functools import partial
 
 from dslaunch.launcher.agent import engine, facts, progress, ssh_watch, sweep
+from dslaunch.launcher.agent.cgroup import RankCgroup
 from dslaunch.launcher.agent.guard import Guard
+from dslaunch.launcher.agent.kernel_state import kernel_state
 from dslaunch.launcher.agent.link import Link, LinkClosedError
 from dslaunch.launcher.agent.observer import Observer
 from dslaunch.launcher.agent.obstacle import claim_port, obstacle
@@ -71,6 +73,7 @@ class Agent:
         self._plan_text = ""
         self._plan: NodePlan | None = None
         self._guard: Guard | None = None
+        self._cgroup: RankCgroup | None = None
         self._observer: Observer | None = None
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
@@ -98,14 +101,23 @@ class Agent:
                 if key.fd in self._selector.get_map():
                     key.data()
             self._tick()
-        stuck = sweep.sweep(self._plan.node_id) if self._plan is not None else []
-        if self._guard is not None:
-            self._guard.dismiss()
+        stuck = self._sweep()
         self._ranks.drain()
         if self._observer is not None:
             self._observer.close(self._up)
         told = "" if self._plan is None else progress.take(self._plan.node_id)
-        self._last_flush(Goodbye(tuple(str(pid) for pid in stuck), told))
+        self._last_flush(Goodbye(stuck, told))
+
+    def _sweep(self) -> tuple[str, ...]:
+        """End all that is left here, and tell what cannot be ended."""
+        if self._plan is None or self._guard is None or self._cgroup is None:
+            return ()
+        self._cgroup.kill()
+        stuck = sweep.sweep(self._plan.node_id, spared=self._guard.pid)
+        self._guard.dismiss()
+        self._cgroup.remove()
+        states = [(pid, kernel_state(pid)) for pid in stuck]
+        return tuple(f"{pid} ({kernel.state or 'gone'})" for pid, kernel in states)
 
     @property
     def _done(self) -> bool:
@@ -242,7 +254,8 @@ class Agent:
         self._heard_at = time.monotonic()
         self._selector.unregister(self._probed.fd)
         self._probed.close()
-        self._guard = Guard(plan.node_id)
+        self._cgroup = RankCgroup(plan.node_id)
+        self._guard = Guard(plan.node_id, self._cgroup)
         self._observer = Observer(plan.node_id, self._ranks.by_pid, [rank.slot for rank in plan.ranks])
         self._port_claim = claim_port(plan)
         refusal = obstacle(plan) or (self._port_claim if isinstance(self._port_claim, Refused) else None)
@@ -252,7 +265,7 @@ class Agent:
                 refusal = found
             else:
                 self._up(found)
-        refusal = refusal or self._ranks.start(plan, self._observer.folder)
+        refusal = refusal or self._ranks.start(plan, self._observer.folder, self._cgroup)
         if refusal is not None:
             self._up(refusal)
             self._stop(signal.SIGKILL, 0.0)

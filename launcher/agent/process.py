@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from dslaunch.launcher.agent import flight, progress
 from dslaunch.launcher.agent.binding import bind, binding_environment
+from dslaunch.launcher.agent.cgroup import RankCgroup
 from dslaunch.launcher.agent.hook import HookFolder
 from dslaunch.launcher.node_plan import NodePlan, RankPlan
 
@@ -30,13 +31,14 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def _between_fork_and_exec(agent: int, cores: Sequence[int]) -> Callable[[], None]:
-    """For the child: SIGKILL when the agent dies, also when it already has; and its cores, if any."""
+def _between_fork_and_exec(agent: int, cores: Sequence[int], cgroup: RankCgroup) -> Callable[[], None]:
+    """For the child: SIGKILL when the agent dies, also when it already has; its cgroup and cores, if any."""
 
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != agent:
             os.kill(os.getpid(), signal.SIGKILL)
+        cgroup.enter()
         if cores:
             bind(cores)
 
@@ -59,9 +61,14 @@ class RankProcess:
     """A running rank. `returncode` is None until the agent reaped it."""
 
     def __init__(
-        self, plan: NodePlan, rank: RankPlan, cores: Sequence[int], folder: HookFolder | None
+        self,
+        plan: NodePlan,
+        rank: RankPlan,
+        cores: Sequence[int],
+        folder: HookFolder | None,
+        cgroup: RankCgroup,
     ) -> None:
-        """Fork and exec, on `cores` where there are any, with the hook of `folder`.
+        """Fork and exec in `cgroup`, on `cores` where there are any, with the hook of `folder`.
 
         Raises OSError when the program cannot be run.
         """
@@ -77,7 +84,7 @@ class RankProcess:
             cwd=plan.cwd,
             env=environment(plan, rank, cores, folder),
             start_new_session=True,
-            preexec_fn=_between_fork_and_exec(os.getpid(), cores),
+            preexec_fn=_between_fork_and_exec(os.getpid(), cores, cgroup),
         )
         self.pid = self._process.pid
         self.streams: dict[int, int] = {}

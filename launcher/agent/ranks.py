@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from dslaunch.launcher.agent import binding, evidence
+from dslaunch.launcher.agent.cgroup import RankCgroup
 from dslaunch.launcher.agent.hook import HookFolder
 from dslaunch.launcher.agent.process import RankProcess
 from dslaunch.launcher.node_plan import NodePlan
@@ -43,8 +44,8 @@ class Ranks:
     def have_all_ended(self) -> bool:
         return all(process.returncode is not None for process in self._by_pid.values())
 
-    def start(self, plan: NodePlan, folder: HookFolder | None) -> Refused | None:
-        """All of them, or why one cannot be started: then those before it run."""
+    def start(self, plan: NodePlan, folder: HookFolder | None, cgroup: RankCgroup) -> Refused | None:
+        """All of them in `cgroup`, or why one cannot be started: then those before it run."""
         cores: Sequence[Sequence[int]] = [()] * len(plan.ranks)
         try:
             if plan.bound_cores is not None:
@@ -53,7 +54,7 @@ class Ranks:
             return Refused(f"ranks cannot be bound to cores: {error}", "see --bind_core_list")
         for rank, own_cores in zip(plan.ranks, cores, strict=True):
             try:
-                process = RankProcess(plan, rank, own_cores, folder)
+                process = RankProcess(plan, rank, own_cores, folder, cgroup)
             except (OSError, ValueError, UnicodeError) as error:
                 return Refused(f"rank {rank.rank} cannot be started: {error}", "check the program")
             self._by_pid[process.pid] = process

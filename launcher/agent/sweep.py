@@ -1,5 +1,7 @@
 """Find and end what ranks left behind: every descendant carries its node's mark in its environment.
 
+What has emptied its environment is still found by descent, as long as the agent, its subreaper, lives.
+
 The mark names the node, not the job alone: two hosts of a job may be containers that see each other's
 processes.
 """
@@ -9,6 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+
+from dslaunch.launcher.agent.family import descendants
 
 MARKER = "DSLAUNCH_NODE_ID"
 
@@ -30,15 +34,18 @@ def survivors(node_id: str) -> list[int]:
     return found
 
 
-def sweep(node_id: str, timeout_s: float = 5.0) -> list[int]:
-    """SIGKILL the node's processes until none is left; returns those that would not go (uninterruptible)."""
+def sweep(node_id: str, timeout_s: float = 5.0, spared: int = 0) -> list[int]:
+    """SIGKILL the node's processes, and all that descends from this one, until none is left but `spared`.
+
+    Returns those that would not go: in uninterruptible sleep, or another user's.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
-        pids = survivors(node_id)
+        pids = sorted({*survivors(node_id), *descendants(os.getpid())} - {spared})
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):
                 continue
         _reap()
         if not pids or time.monotonic() > deadline:
