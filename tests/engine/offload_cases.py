@@ -251,3 +251,55 @@ def held(engine: deepspeed.Engine) -> int:
         shard = [] if getattr(bucket, "lane", None) else [bucket.param_shard]
         total += sum(tensor.untyped_storage().size() for tensor in (*kept, *shard))
     return total
+
+
+def a_model_that_is_only_asked(seed: int) -> None:
+    """Without an optimizer the shards live on the host too, also on one rank and under zero.Init."""
+    torch.manual_seed(seed)
+    plain = Net(()).bfloat16()
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "offload_param": ON_HOST, "stage3_param_persistence_threshold": 20},
+        "log_level": "error",
+    }
+    torch.manual_seed(seed)
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        net = Net(())
+    assert all(param.numel() == 0 for param in net.parameters())
+    with deepspeed.zero.GatheredParameters(net.parameters(), modifier_rank=0):
+        for param, whole in zip(net.parameters(), plain.parameters(), strict=True):
+            param.data.copy_(whole.data)
+    engine = deepspeed.initialize(model=net, config=config)[0]
+    assert engine.optimizer is None
+    assert all(bucket.lane is not None for bucket in engine.placement.sharded)
+    x = data_of(seed)[0].bfloat16()
+    with torch.no_grad():
+        assert torch.equal(engine(x, 0), plain(x, 0))
+    assert engine.module.middle.weight.numel() == 0
+
+
+def matrices_stay_on_the_device(seed: int) -> str:
+    """Muon's matrices are stepped where they are, the rest on the host; LAMB leaves the host nothing."""
+    found = []
+    for offload in ({}, OPTIMIZER):
+        case = case_of(2, offload)
+        torch.manual_seed(seed)
+        net = Net(())
+        groups: list[dict[str, object]] = [
+            {"params": [p for p in net.parameters() if p.dim() == 2], "use_muon": True},
+            {"params": [p for p in net.parameters() if p.dim() != 2], "use_muon": False},
+        ]
+        config = {**config_of(case, 1), "optimizer": {"type": "Muon", "params": {"lr": 0.01}}}
+        engine = deepspeed.initialize(model=net, model_parameters=groups, config=config)[0]
+        assert engine.optimizer is not None
+        if offload:
+            on_host = [bucket.host is not None for bucket in engine.optimizer.buckets]
+            assert on_host == [bucket.spec.group == 1 for bucket in engine.optimizer.buckets]
+        found.append([some_steps(engine, seed), full_state(engine, "master")])
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())  # type: ignore[attr-defined,index]
+    config = {**config_of(case_of(2, OPTIMIZER), 1), "optimizer": {"type": "Lamb"}}
+    with pytest.raises(deepspeed.EngineError) as caught:
+        deepspeed.initialize(model=Net(()), config=config)
+    return caught.value.what

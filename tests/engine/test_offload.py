@@ -112,3 +112,13 @@ def test_states_can_be_put_away_and_come_back(ranks: RankPool, seed: int) -> Non
         "save_checkpoint() while lp_params are offloaded; call engine.reload_states() first",
         "save_checkpoint() while optim_states are offloaded; call engine.reload_states() first",
     ]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_model_that_is_only_asked_lives_on_the_host(ranks: RankPool, seed: int, world: int) -> None:
+    ranks.run(world, "offload_cases", "a_model_that_is_only_asked", seed)
+
+
+def test_matrices_that_need_to_be_whole_stay_on_the_device(ranks: RankPool, seed: int) -> None:
+    said = ranks.run(2, "offload_cases", "matrices_stay_on_the_device", seed)
+    assert said == ["offload_optimizer: LAMB needs whole tensors, which the host would not step"] * 2
