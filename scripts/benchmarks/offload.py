@@ -51,8 +51,8 @@ def command(
     runs = {
         "build": [Run("build", [[sys.executable, "-c", BUILD]], 60)],
         "checks": [
-            Run("checks, 1 rank", [cases], 60),
-            Run("checks, 2 ranks", [[*cases, ON_TWO_RANKS]] * 2, 60),
+            Run("checks, 1 rank", [cases], 90),
+            Run("checks, 2 ranks", [[*cases, ON_TWO_RANKS]] * 2, 90),
         ],
         "steps": [Run("steps", [[*rank, "--steps", str(steps)]], 120)],
         "kernels": [Run("kernels", [kernels], 60)],
