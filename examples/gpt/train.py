@@ -18,6 +18,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--local_rank", type=int, default=-1, help="set by the launcher")
     parser.add_argument("--steps", type=int, default=120, help="train up to this optimizer step")
     parser.add_argument("--save_dir", help="write a checkpoint here at the end")
+    parser.add_argument("--save_every", type=int, default=0, metavar="STEPS", help="and after so many steps")
     parser.add_argument("--resume", action="store_true", help="go on from the newest one in --save_dir")
     parser.add_argument("--log_every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--seed", type=int, default=0)
@@ -78,6 +79,8 @@ def main() -> None:
             speed = tokens_a_step * (done - timed_step) / (time.perf_counter() - timed_from)
             report(f"step {done}/{args.steps}  loss {mean:.4f}  {speed:,.0f} tokens/s")
             timed_from, timed_step = time.perf_counter(), done
+        if args.save_every and done % args.save_every == 0:
+            engine.save_checkpoint(args.save_dir, client_state={"step": done})
 
     engine.eval()
     with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -38,6 +39,7 @@ def train(
         assert folder is not None
         settings = json.loads(config.read_text())
         settings["zero_optimization"]["stage"] = stage
+        settings["gradient_accumulation_steps"] = 4 // num_ranks  # the same global batch
         config = folder / "ds_config.json"
         config.write_text(json.dumps(settings))
     command = [str(DSLAUNCH), "--num_gpus", str(num_ranks), str(EXAMPLE / "train.py"), *SMALL, *args]
@@ -89,6 +91,35 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(on_two_ranks: Training, 
     rest = {step: on_two_ranks.losses[step] for step in resumed.losses}
     assert resumed.losses == pytest.approx(rest, abs=TOLERANCE)
     assert resumed.validation_loss == pytest.approx(on_two_ranks.validation_loss, abs=TOLERANCE)
+
+
+def test_a_killed_run_goes_on_at_another_world_size_and_stage(on_two_ranks: Training, tmp_path: Path) -> None:
+    """Killed after a random step, whatever it is doing then."""
+    checkpoints = tmp_path / "checkpoints"
+    command = [str(DSLAUNCH), "--num_gpus", "2", str(EXAMPLE / "train.py"), *SMALL, "--save_every", "3"]
+    config = ("--deepspeed_config", str(EXAMPLE / "ds_config.json"), "--steps", "400")
+    last = random.randint(3, 20)
+    killed = subprocess.Popen(
+        [*command, *config, "--save_dir", str(checkpoints)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert killed.stdout is not None
+    with killed.stdout:
+        for line in killed.stdout:
+            if (done := re.search(r"step (\d+)/400 ", line)) and int(done[1]) > last:
+                killed.kill()
+                break
+        killed.stdout.read()  # until its ranks have ended too
+    killed.wait()
+    step = int((checkpoints / "latest").read_text().removeprefix("global_step"))
+    resumed = train(4, "--save_dir", str(checkpoints), "--resume", stage=3, folder=tmp_path)
+    assert f"resumed from {checkpoints / f'global_step{step}'} at step {step}\n" in resumed.output
+    assert list(resumed.losses) == list(range(step + 1, NUM_STEPS + 1))
+    rest = {number: on_two_ranks.losses[number] for number in resumed.losses}
+    assert resumed.losses == pytest.approx(rest, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
