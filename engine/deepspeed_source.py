@@ -57,7 +57,7 @@ class DeepSpeedSource:
         models = _by_rank(directory, "zero_pp_rank_*_model_states.pt") or [
             directory / "mp_rank_00_model_states.pt"
         ]
-        _refuse_model_parallel(directory)
+        _refuse_others(directory)
         self._paths = [*optim, *models]
         self._first_model = len(optim)
         self._numbered: dict[str, torch.Tensor] = {}  # of stage 0
@@ -283,7 +283,11 @@ def _tied(module: Mapping[str, object]) -> dict[str, str]:
     return tied
 
 
-def _refuse_model_parallel(directory: Path) -> None:
+def _refuse_others(directory: Path) -> None:
+    if (directory / "zero").is_dir():
+        raise CheckpointError(
+            f"{directory} is a universal checkpoint of DeepSpeed's", "load the one that it was made from"
+        )
     for path in sorted(directory.glob("*.pt")):
         if re.search(r"mp_rank_0*[1-9]|^layer_|expert_|^expp_", path.name):
             raise CheckpointError(

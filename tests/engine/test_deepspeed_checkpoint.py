@@ -55,6 +55,7 @@ def test_nothing_that_a_file_names_is_run(tmp_path: Path, monkeypatch: pytest.Mo
         ("mp_rank_00_model_states.pt", Path.unlink, "is missing"),
         ("mp_rank_00_model_states.pt", lambda path: path.write_bytes(b"PK"), "is damaged"),
         ("mp_rank_00_model_states.pt", lambda path: path.write_bytes(path.read_bytes()[:999]), "is damaged"),
+        ("zero", Path.mkdir, "is a universal checkpoint of DeepSpeed's"),
         ("mp_rank_01_model_states.pt", Path.touch, "mp_rank_01_model_states.pt: a model that is split"),
     ],
 )
