@@ -228,7 +228,8 @@ class Display:
         self._clear_progress()
         if self._rank_lines is not None:
             self._rank_lines.flush()
-        places = self._whereabouts.lines_of_others() + self._whereabouts.flight_lines()
+        by_user = isinstance(verdict.cause, Interrupted)
+        places = self._whereabouts.lines_of_living(mark=by_user) + self._whereabouts.flight_lines()
         words = report(verdict, self._plan, self._device, self._streams.tail, places)
         for line in words:
             self._warn(line)

@@ -85,9 +85,13 @@ class HangWatch:
             case _:
                 pass
 
+    def silent_s(self, now: float) -> float:
+        """Since the last output of any rank, or the start of the last; 0 before that."""
+        return now - self._wrote_at if self._ranks else 0.0
+
     def suspicion(self, now: float) -> Suspicion | None:
         """None while there is progress. A rank whose host is silent is idle."""
-        silent_s = now - self._wrote_at
+        silent_s = self.silent_s(now)
         if not self._ranks or silent_s < self.after_s:
             return None
         idle = [rank for rank, seen in self._ranks.items() if now - seen.busy_at >= self.after_s]

@@ -40,6 +40,11 @@ class HangGuard:
     def on_input(self, what: Input) -> None:
         self._watch.on_input(what, time.monotonic())
 
+    @property
+    def silent_s(self) -> float:
+        """How long no rank has written anything."""
+        return self._watch.silent_s(time.monotonic())
+
     async def guard(self) -> None:
         """For ever."""
         while True:

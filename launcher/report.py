@@ -37,7 +37,8 @@ def report(
     """
     lines = _cause(verdict, plan, device, tail)
     if places and not isinstance(verdict.cause, JobHung | None):
-        lines += ["the others were:", *(f"    {place}" for place in places)]
+        who = "the ranks were:" if isinstance(verdict.cause, Interrupted) else "the others were:"
+        lines += [who, *(f"    {place}" for place in places)]
     if verdict.collateral and not isinstance(verdict.cause, LaunchFailed):
         lines.append(_collateral(verdict.collateral))
     for node_rank in verdict.silent_nodes:

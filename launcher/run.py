@@ -34,6 +34,8 @@ _PROBE_S = 5.0
 """How long hosts may take to try node 0's addresses."""
 _GOODBYE_S = 20.0
 """After the grace: what an agent may need to sweep and to send the rest of its output."""
+_PATIENCE_S = 30.0
+"""Of silence, after which an interrupted job is asked where it is."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *supervise.NOTICE_SIGNALS)
 _STDIN_BYTES = 1 << 16
 
@@ -149,18 +151,24 @@ class Run:
         self._fleet.send(wire.Signal(number) if rank is None else wire.RankSignal(rank, number))
         return True
 
-    async def take_census(self) -> Whereabouts:
-        """Where the ranks are."""
-        return await self._census.take()
+    async def take_census(self, *, with_flight: bool) -> Whereabouts:
+        """Where the ranks are, and what their flight recorders hold."""
+        return await self._census.take(with_flight=with_flight)
 
     # -- ends
 
     def _stop(self, cause: Cause, number: int) -> None:
         """End every rank; where it is not the user who ends it, after a look at where they are."""
         grace_s = self._resolved.request.grace_s
-        census_s = wire.CENSUS_S if isinstance(cause, RankFailed | NodeLost | PeerEnded) else 0.0
+        census_s = wire.CENSUS_S if self._asks_before(cause) else 0.0
         self._at(census_s + grace_s + _GOODBYE_S, Deadline.STOP)
         self._fleet.stop(wire.Stop(number, grace_s, census_s), has_begun=self._has_begun)
+
+    def _asks_before(self, cause: Cause) -> bool:
+        """Whether it is of interest where the ranks are: also where a user loses patience with them."""
+        if isinstance(cause, Interrupted):
+            return self._hang_guard is not None and self._hang_guard.silent_s > _PATIENCE_S
+        return isinstance(cause, RankFailed | NodeLost | PeerEnded)
 
     def _found_hung(self, limit: HangLimit, hung: JobHung, seen: Whereabouts) -> None:
         """Nothing is said of a job that ends already."""

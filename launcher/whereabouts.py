@@ -68,10 +68,10 @@ class Whereabouts:
         """All ranks by their places, the odd ones marked."""
         return census.lines(self.groups(), self.hosts, mark=True)
 
-    def lines_of_others(self) -> list[str]:
+    def lines_of_living(self, *, mark: bool) -> list[str]:
         """The places of those that lived when they were asked; none where nobody has answered."""
         groups = census.group({rank: self.hosts[rank] for rank in self._stacks}, self.stacks, {})
-        return census.lines(groups, self.hosts, mark=False)
+        return census.lines(groups, self.hosts, mark=mark)
 
     def flight_lines(self) -> list[str]:
         """What the flight recorders say of collectives that wait; none without them."""

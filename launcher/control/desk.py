@@ -47,8 +47,8 @@ class Controlled(Protocol):
     def signal_ranks(self, rank: int | None, number: int) -> bool:
         """Signal one rank, or all; whether that can be done at all."""
 
-    async def take_census(self) -> Whereabouts:
-        """Where the ranks are."""
+    async def take_census(self, *, with_flight: bool) -> Whereabouts:
+        """Where the ranks are, and what their flight recorders hold."""
 
 
 class Desk:
@@ -155,8 +155,8 @@ class Desk:
         match request:
             case {"do": "state"}:
                 writer.write(encode(self._record()))
-            case {"do": "stack"}:
-                writer.write(encode(await self._census()))
+            case {"do": "stack", "flight": bool(with_flight)}:
+                writer.write(encode(await self._census(with_flight=with_flight)))
             case {"do": "signal", "signal": int(number), "rank": int() | None as rank}:
                 self._signal(number, rank)
                 writer.write(encode({"ok": True}))
@@ -185,12 +185,12 @@ class Desk:
             "ranks": [known.as_record() for known in ranks],
         }
 
-    async def _census(self) -> Record:
+    async def _census(self, *, with_flight: bool) -> Record:
         if self._state == "starting":
             raise RefusedError("the ranks have not started", "try again")
-        seen = await self._running.take_census()
+        seen = await self._running.take_census(with_flight=with_flight)
         return {
-            "lines": seen.lines(),
+            "lines": seen.lines() + (seen.flight_lines() if with_flight else []),
             "stacks": [{**stack._asdict(), "host": seen.hosts[stack.rank]} for stack in seen.stacks],
         }
 

@@ -108,11 +108,11 @@ def _show_files(folder: Path, ranks: Sequence[int] | None, num_lines: int) -> No
             _echo(prefix + line.decode("utf-8", "surrogateescape"), err=False)
 
 
-def stack(word: str | None, ranks: str | None) -> None:
-    """Where all ranks are, folded; or all threads of some."""
+def stack(word: str | None, ranks: str | None, *, with_flight: bool) -> None:
+    """Where all ranks are, folded, and what waits in NCCL; or all threads of some."""
     chosen = None if ranks is None else _listed(ranks)
     with JobConnection(find_job(word)) as job:
-        reply = job.ask(do="stack")
+        reply = job.ask(do="stack", flight=with_flight)
     if chosen is None:
         for line in _texts(reply["lines"]):
             _echo(line, err=False)

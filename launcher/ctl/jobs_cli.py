@@ -57,11 +57,12 @@ def logs(job: str | None, ranks: str | None, follow: bool, num_lines: int) -> in
 @click.command()
 @_JOB
 @_RANKS
-def stack(job: str | None, ranks: str | None) -> int:
+@click.option("--flight", is_flag=True, help="And which collective of NCCL waits for whom.")
+def stack(job: str | None, ranks: str | None, flight: bool) -> int:
     """Tell where JOB's ranks are: equal places once, the odd ones marked; with --rank all their threads."""
     from dslaunch.launcher.ctl import jobs
 
-    jobs.stack(job, ranks)
+    jobs.stack(job, ranks, with_flight=flight)
     return 0
 
 
