@@ -82,6 +82,8 @@ async def _controlled(resolved: Resolved, outputs: Outputs, on_ready: Callable[[
         except LaunchError as error:
             outputs.console.say(f"error: {error.what}")
             outputs.console.say(f"hint: {error.hint}")
+            if outputs.folder is not None:
+                outputs.folder.write_refusal(error)
             exit_code = error.exit_code
         await outputs.desk.ends(exit_code)
         return exit_code

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from dslaunch.launcher import wire
 from dslaunch.launcher.environment import all_masked
-from dslaunch.launcher.errors import UsageError
+from dslaunch.launcher.errors import LaunchError, UsageError
 from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.supervise import AgentClosed, Deadline, FromAgent, Input
 from dslaunch.launcher.usage_log import UsageLog
@@ -101,16 +101,30 @@ class RunFolder:
         cause = (
             None if verdict.cause is None else {"kind": type(verdict.cause).__name__, **asdict(verdict.cause)}
         )
-        self._write_event(
-            {"event": "Verdict", "exit_code": verdict.exit_code, "cause": cause, "report": words}
-        )
+        collateral = [asdict(end) for end in verdict.collateral]
+        self._write_end(verdict.exit_code, cause, words, collateral, verdict.silent_nodes)
+
+    def write_refusal(self, error: LaunchError) -> None:
+        """The end of a job of which no rank was started."""
+        cause = {"kind": type(error).__name__, "what": error.what, "hint": error.hint}
+        self._write_end(error.exit_code, cause, [f"error: {error.what}", f"hint: {error.hint}"], [], ())
+
+    def _write_end(
+        self,
+        exit_code: int,
+        cause: Mapping[str, object] | None,
+        words: list[str],
+        collateral: Sequence[object],
+        silent_nodes: Sequence[int],
+    ) -> None:
+        self._write_event({"event": "Verdict", "exit_code": exit_code, "cause": cause, "report": words})
         self._write(
             "verdict.json",
             {
-                "exit_code": verdict.exit_code,
+                "exit_code": exit_code,
                 "cause": cause,
-                "collateral": [asdict(end) for end in verdict.collateral],
-                "silent_nodes": verdict.silent_nodes,
+                "collateral": collateral,
+                "silent_nodes": silent_nodes,
                 "report": words,
             },
         )

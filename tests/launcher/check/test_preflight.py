@@ -65,13 +65,18 @@ def test_a_host_that_is_well_is_launched(run: Run, tmp_path: Path) -> None:
     assert [host["host"] for host in kept["hosts"]] == ["localhost"]
 
 
-def test_a_host_that_is_not_well_is_not_launched(run: Run) -> None:
-    ran = run("-q", "--preflight=fast", "--no_python", "echo", env={"NCCL_SOCKET_IFNAME": "nope0"})
+def test_a_host_that_is_not_well_is_not_launched(run: Run, tmp_path: Path) -> None:
+    ran = run(
+        *("-q", "--preflight=fast", "--run_dir=kept", "--no_python", "echo"),
+        env={"NCCL_SOCKET_IFNAME": "nope0"},
+    )
     assert (ran.returncode, ran.stdout) == (113, "")
     first, second, third = ran.stderr.splitlines()
     assert first.startswith("dslaunch: error: localhost: NCCL_SOCKET_IFNAME=nope0 names no interface")
     assert second == "dslaunch: error: not launched: localhost cannot be used"
     assert third.startswith("dslaunch: hint: ")
+    verdict = json.loads((tmp_path / "kept/verdict.json").read_text())
+    assert (verdict["exit_code"], verdict["cause"]["kind"]) == (113, "PreflightError")
 
 
 def test_nodes_started_by_hand_are_looked_over_by_hand(run: Run) -> None:
