@@ -64,12 +64,17 @@ def found_by(where: Where, world: int, script: str, arguments: Sequence[str]) ->
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """What came of a drill: seconds from the fault to the command's end, and what was said of it."""
+    """What came of a drill: seconds from the fault to the command's end, and what was said of it.
+
+    Attributes:
+        kind: the cause, by the name of its class in the launcher; empty without a verdict.
+        ranks: those that the verdict names.
+    """
 
     exit_s: float
     exit_code: int
-    kind: str | None
-    rank: int | None
+    kind: str
+    ranks: Sequence[int]
     said: str
 
 
@@ -97,11 +102,11 @@ def drill(where: Where, world: int, kind: str, options: Sequence[str]) -> Drille
         if not note.exists():
             raise BenchmarkError(f"the {kind} drill failed before its fault:\n{said[-_LAST_WORDS:]}")
         cause = json.loads((run / "verdict.json").read_text())["cause"] or {}
-        end = cause.get("end") or {}
+        ranks = [cause["end"]["rank"]] if "end" in cause else cause.get("ranks", [])
         return Drilled(
             (ended_ns - int(note.read_text())) / 1e9,
             started.returncode,
-            cause.get("kind"),
-            end.get("rank"),
+            cause.get("kind", ""),
+            ranks,
             said[-_LAST_WORDS:],
         )
