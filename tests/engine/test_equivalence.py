@@ -1,6 +1,6 @@
 """The engine trains as a plain PyTorch loop does, on 1, 2 and 4 ranks.
 
-Tolerances. fp32: losses and masters within 2e-5 after four steps, norms within 1e-4 of each other. bf16: the
+Tolerances. fp32: losses and masters within 2e-5 after four steps, norms to six digits. bf16: the
 optimizer kernels round masters otherwise than torch does, which now and then rounds a parameter to the next
 bf16; several ranks' gradients are summed in bf16, in an order of gloo's own; and Adam turns a gradient near
 zero that changes its sign into whole learning rates; so single masters may differ by 2 * rate * steps, while
@@ -43,7 +43,8 @@ CASES = [
         )
         for stage in STAGES
         for dtype in ("fp32", "bf16", "fp16")
-        for accumulation, clipping in ((1, 0.0), (3, 0.5))
+        for accumulation in (1, 3)
+        for clipping in (0.0, 0.5)
     ),
     *(
         Case(f"stage{stage}-{kind}", stage, accumulation=3, clipping=0.5, model=(kind,), zero=zero_of(stage))
@@ -111,9 +112,11 @@ CASES = [
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def distances(request: pytest.FixtureRequest, ranks: RankPool, seed: int) -> dict[str, dict[str, float]]:
-    """All cases in one job, as starting a process group costs more than training."""
-    results = ranks.run(request.param, "equivalence_cases", "run", CASES, seed)
-    return results[0]  # type: ignore[return-value]
+    """All cases in two jobs, as starting a process group costs more than training."""
+    found: dict[str, dict[str, float]] = {}
+    for cases in (CASES[::2], CASES[1::2]):
+        found |= ranks.run(request.param, "equivalence_cases", "run", cases, seed)[0]  # type: ignore[operator]
+    return found
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -129,5 +132,5 @@ def test_engine_trains_as_plain_loop(distances: dict[str, dict[str, float]], cas
         assert far["master_mean"] < 0.02 * LR * NUM_STEPS, told
     else:
         assert far["loss"] < 2e-5, told
-        assert far["norm"] < 1e-4, told
+        assert far["norm"] < 2e-6, told
         assert far["master_max"] < 2e-5, told
