@@ -76,7 +76,8 @@ async def carry_out(resolved: Resolved, job_id: str, outputs: Outputs) -> Verdic
         verdict, progress = await _run(_placed(resolved, attempt), job_id, outputs, None)
         if verdict.cause is None:
             return verdict
-        following = next_attempt(limits, attempt, verdict.cause, progress)
+        held = {*verdict.silent_nodes, *verdict.stuck_nodes}
+        following = next_attempt(limits, attempt, verdict.cause, progress, held)
         if isinstance(following, GiveUp):
             if following.reason:
                 outputs.console.say(f"not restarted: {following.reason}")

@@ -14,6 +14,9 @@ EXIT_PREFLIGHT = 113
 EXIT_HUNG = 112
 """The job made no progress for --hang_timeout seconds, and was ended."""
 
+EXIT_PREEMPTED = 114
+"""An agent was told to end by someone else on its host: a batch system, a machine that is taken away."""
+
 
 class LaunchError(Exception):
     """The launch failed before any rank ran, and not by bad input. `hint` is the next action."""

@@ -12,6 +12,7 @@ from dslaunch.launcher.verdict import (
     LaunchFailed,
     NodeLost,
     PeerEnded,
+    Preempted,
     RankEnd,
     RankFailed,
     Verdict,
@@ -63,6 +64,10 @@ def _cause(verdict: Verdict, plan: LaunchPlan, device: Callable[[int], str], tai
             node = plan.nodes[node_rank]
             ranks = _ranks([rank.rank for rank in node.ranks])
             return [f"error: host {node.host} ({ranks}) was lost: {reason}"]
+        case Preempted(node_rank, number):
+            how = how_it_ended(-number).removeprefix("was killed by ")
+            what = "was told to end by someone there, a batch system perhaps"
+            return [f"error: preempted: host {plan.nodes[node_rank].host} {what} ({how})"]
         case LaunchFailed(None, what, hint):
             return [f"error: {what}", f"hint: {hint}"]
         case LaunchFailed(node_rank, what, hint):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from dslaunch.hostfile import Host
@@ -12,6 +13,7 @@ from dslaunch.launcher.verdict import (
     LaunchFailed,
     NodeLost,
     PeerEnded,
+    Preempted,
     RankFailed,
 )
 
@@ -51,39 +53,54 @@ def first_attempt(hosts: tuple[Host, ...], num_spares: int) -> Attempt:
     return Attempt(0, hosts[:num_used], hosts[num_used:])
 
 
-def next_attempt(limits: Limits, attempt: Attempt, cause: Cause, progress: str) -> Attempt | GiveUp:
-    """After a bad end. `progress` is the newest checkpoint that the job has told of, "" for none."""
+def next_attempt(
+    limits: Limits, attempt: Attempt, cause: Cause, progress: str, held: Collection[int] = ()
+) -> Attempt | GiveUp:
+    """After a bad end. `progress` is the newest checkpoint that the job has told of, "" for none.
+
+    `held` are nodes where processes of the job may be left, so that nobody knows whether devices are free.
+    """
     if limits.max_restarts == 0 or isinstance(cause, Interrupted | PeerEnded):
         return GiveUp("")
     if attempt.number >= limits.max_restarts:
         return GiveUp(f"{attempt.number} restarts did not help (--max_restarts {limits.max_restarts})")
     if attempt.last is not None and _same(cause, attempt.last) and progress == attempt.progress:
         return GiveUp("the same failure came back, and no checkpoint was saved in between")
-    hosts = _surviving_hosts(limits, attempt, cause)
+    hosts = _surviving_hosts(limits, attempt, cause, held)
     if isinstance(hosts, GiveUp):
         return hosts
     left = tuple(host for host in attempt.spares if host not in hosts)
     return Attempt(attempt.number + 1, hosts, left, cause, progress)
 
 
-def _surviving_hosts(limits: Limits, attempt: Attempt, cause: Cause) -> tuple[Host, ...] | GiveUp:
-    """A host that is lost or would not start is replaced by a spare, or left out where that is allowed."""
+def _surviving_hosts(
+    limits: Limits, attempt: Attempt, cause: Cause, held: Collection[int]
+) -> tuple[Host, ...] | GiveUp:
+    """A host that cannot be used is replaced by a spare, or left out where that is allowed."""
+    unusable = {
+        node_rank: f"processes on {attempt.hosts[node_rank].name} cannot be ended" for node_rank in held
+    }
+    gone: int | None = None
     match cause:
-        case NodeLost(node_rank) | LaunchFailed(int(node_rank)):
-            before, after = attempt.hosts[:node_rank], attempt.hosts[node_rank + 1 :]
-        case LaunchFailed():
+        case LaunchFailed(None):
             return GiveUp("")
+        case LaunchFailed(int(node_rank)):
+            unusable[node_rank] = f"{attempt.hosts[node_rank].name} cannot be used"
+        case NodeLost(node_rank) | Preempted(node_rank):
+            gone = node_rank
         case _:
-            return attempt.hosts
-    if attempt.spares:
-        return (*before, attempt.spares[0], *after)
-    fewer = (*before, *after)
-    if limits.min_nodes is not None and len(fewer) >= limits.min_nodes:
-        return fewer
-    name = attempt.hosts[node_rank].name
-    if isinstance(cause, LaunchFailed):
-        return GiveUp(f"{name} cannot be used, and there is no spare host")
-    return attempt.hosts  # it may come back
+            pass
+    spares = iter(attempt.spares)
+    hosts = [
+        next(spares, None) if node_rank in unusable or node_rank == gone else host
+        for node_rank, host in enumerate(attempt.hosts)
+    ]
+    left = tuple(host for host in hosts if host is not None)
+    if len(left) == len(hosts) or (limits.min_nodes is not None and len(left) >= limits.min_nodes):
+        return left
+    if unusable:
+        return GiveUp(f"{next(iter(unusable.values()))}, and there is no spare host")
+    return attempt.hosts  # the lost one may come back
 
 
 def _same(first: Cause, second: Cause) -> bool:
@@ -93,7 +110,7 @@ def _same(first: Cause, second: Cause) -> bool:
             return (a.rank, a.returncode) == (b.rank, b.returncode)
         case JobHung(ranks=a), JobHung(ranks=b):
             return a == b
-        case (NodeLost(a), NodeLost(b)) | (LaunchFailed(a), LaunchFailed(b)):
+        case (NodeLost(a), NodeLost(b)) | (Preempted(a), Preempted(b)) | (LaunchFailed(a), LaunchFailed(b)):
             return a == b
         case _:
             return False

@@ -10,7 +10,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dslaunch.launcher import supervise, wire
+from dslaunch.launcher import wire
 from dslaunch.launcher.census_taker import CensusTaker
 from dslaunch.launcher.clock_offset import ClockOffset
 from dslaunch.launcher.control.desk import Desk
@@ -36,7 +36,7 @@ _GOODBYE_S = 20.0
 """After the grace: what an agent may need to sweep and to send the rest of its output."""
 _PATIENCE_S = 30.0
 """Of silence, after which an interrupted job is asked where it is."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *supervise.NOTICE_SIGNALS)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *wire.NOTICE_SIGNALS)
 _STDIN_BYTES = 1 << 16
 
 
@@ -146,7 +146,7 @@ class Run:
 
     def signal_ranks(self, rank: int | None, number: int) -> bool:
         """Pass a signal to one rank, or to all; whether it can be."""
-        if not self._fleet.can_probe and (rank is not None or number not in supervise.NOTICE_SIGNALS):
+        if not self._fleet.can_probe and (rank is not None or number not in wire.NOTICE_SIGNALS):
             return False
         self._fleet.send(wire.Signal(number) if rank is None else wire.RankSignal(rank, number))
         return True

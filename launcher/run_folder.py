@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -101,33 +101,28 @@ class RunFolder:
         cause = (
             None if verdict.cause is None else {"kind": type(verdict.cause).__name__, **asdict(verdict.cause)}
         )
-        collateral = [asdict(end) for end in verdict.collateral]
-        self._write_end(verdict.exit_code, cause, words, collateral, verdict.silent_nodes)
+        self._write_end(
+            {
+                "exit_code": verdict.exit_code,
+                "cause": cause,
+                "collateral": [asdict(end) for end in verdict.collateral],
+                "silent_nodes": verdict.silent_nodes,
+                "stuck_nodes": verdict.stuck_nodes,
+                "report": words,
+            }
+        )
 
     def write_refusal(self, error: LaunchError) -> None:
         """The end of a job of which no rank was started."""
         cause = {"kind": type(error).__name__, "what": error.what, "hint": error.hint}
-        self._write_end(error.exit_code, cause, [f"error: {error.what}", f"hint: {error.hint}"], [], ())
+        words = [f"error: {error.what}", f"hint: {error.hint}"]
+        of_ranks: Mapping[str, object] = {"collateral": [], "silent_nodes": [], "stuck_nodes": []}
+        self._write_end({"exit_code": error.exit_code, "cause": cause, **of_ranks, "report": words})
 
-    def _write_end(
-        self,
-        exit_code: int,
-        cause: Mapping[str, object] | None,
-        words: list[str],
-        collateral: Sequence[object],
-        silent_nodes: Sequence[int],
-    ) -> None:
-        self._write_event({"event": "Verdict", "exit_code": exit_code, "cause": cause, "report": words})
-        self._write(
-            "verdict.json",
-            {
-                "exit_code": exit_code,
-                "cause": cause,
-                "collateral": collateral,
-                "silent_nodes": silent_nodes,
-                "report": words,
-            },
-        )
+    def _write_end(self, record: Mapping[str, object]) -> None:
+        told = {name: record[name] for name in ("exit_code", "cause", "report")}
+        self._write_event({"event": "Verdict", **told})
+        self._write("verdict.json", record)
 
     def write_flights(self, dumps: Mapping[int, bytes]) -> None:
         """What the ranks' flight recorders held, as torch wrote it."""

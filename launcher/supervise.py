@@ -19,13 +19,13 @@ from dslaunch.launcher.verdict import (
     LaunchFailed,
     NodeLost,
     PeerEnded,
+    Preempted,
     RankEnd,
     RankFailed,
     Verdict,
 )
 
-NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Passed on to the ranks; nothing else changes."""
+_TOLD_TO_END = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,8 @@ class Job:
     """What is known of a running job.
 
     `ranks` are the global ranks of each node; `cause` is set by the Stop that was ordered. `lost` are the
-    nodes that were lost while their ranks ran, with the time that each was last heard.
+    nodes that were lost while their ranks ran, with the time that each was last heard; `preempted` is the
+    first node that was told to end; `stuck` are nodes with processes that nothing can end.
     """
 
     ranks: Mapping[int, tuple[int, ...]]
@@ -105,6 +106,8 @@ class Job:
     closed: frozenset[int] = frozenset()
     ends: Mapping[int, RankEnd] = field(default_factory=dict)
     lost: tuple[tuple[int, NodeLost], ...] = ()
+    preempted: Preempted | None = None
+    stuck: frozenset[int] = frozenset()
     cause: Cause | None = None
     num_interrupts: int = 0
     finished: bool = False
@@ -147,6 +150,12 @@ def _heard(job: Job, node_rank: int, message: wire.Up) -> Step:
             return job, (Begin(),) if job.has_begun and job.cause is None else ()
         case wire.Refused(refusal, hint):
             return _stop(job, LaunchFailed(node_rank, refusal, hint), signal.SIGTERM)
+        case wire.Goodbye(stuck) if stuck:
+            return replace(job, stuck=job.stuck | {node_rank}), ()
+        case wire.Preempted(number):
+            preempted = Preempted(node_rank, number)
+            job = replace(job, preempted=job.preempted or preempted)
+            return _stop(job, preempted, signal.SIGTERM)
         case wire.Exited(rank, returncode, time_ns, note) if rank in job.missing(node_rank):
             end = RankEnd(node_rank, rank, returncode, time_ns, note)
             job = replace(job, ends={**job.ends, rank: end})
@@ -175,7 +184,7 @@ def _closed(job: Job, closed: AgentClosed) -> Step:
 
 
 def _interrupted(job: Job, number: int) -> Step:
-    if number in NOTICE_SIGNALS:
+    if number in wire.NOTICE_SIGNALS:
         return job, (Signal(number),) if job.has_begun else ()
     job = replace(job, num_interrupts=job.num_interrupts + 1)
     if job.num_interrupts == 1 and job.cause is None:
@@ -207,7 +216,9 @@ def _finish(job: Job) -> Step:
     cause_end = cause.end if isinstance(cause, RankFailed) else None
     collateral = tuple(end for _, end in sorted(job.ends.items()) if end.returncode != 0 and end != cause_end)
     silent = tuple(sorted(set(job.ranks) - job.closed))
-    return replace(job, finished=True), (Finish(Verdict(cause, collateral, silent)),)
+    return replace(job, finished=True), (
+        Finish(Verdict(cause, collateral, silent, tuple(sorted(job.stuck)))),
+    )
 
 
 def _first_cause(job: Job) -> Cause | None:
@@ -223,6 +234,8 @@ def _first_cause(job: Job) -> Cause | None:
     if isinstance(job.cause, NodeLost):
         lost = [(heard_ns, node) for heard_ns, node in lost if node == job.cause]
     first_end = min(failed, key=lambda end: end.time_ns, default=None)
+    if first_end is not None and job.preempted is not None and first_end.returncode in _TOLD_TO_END:
+        return job.preempted  # whoever told the agent has told the ranks as well, and they were quicker
     first_loss = min(lost, key=lambda loss: loss[0], default=None)
     match first_end, first_loss:
         case RankEnd(), (heard_ns, node):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from dslaunch.launcher.errors import EXIT_HUNG, EXIT_LAUNCH_FAILED, EXIT_NODE_LOST
+from dslaunch.launcher.errors import EXIT_HUNG, EXIT_LAUNCH_FAILED, EXIT_NODE_LOST, EXIT_PREEMPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,14 @@ class NodeLost:
 
     node_rank: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """Someone on its host told a node's agent to end: a batch system, or a machine that is taken away."""
+
+    node_rank: int
+    signal: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ class JobHung:
     places: tuple[str, ...]
 
 
-Cause = RankFailed | NodeLost | LaunchFailed | Interrupted | JobHung | PeerEnded
+Cause = RankFailed | NodeLost | Preempted | LaunchFailed | Interrupted | JobHung | PeerEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +93,13 @@ class Verdict:
     """The end of the job. No cause means that every rank ended with 0.
 
     `collateral` are the ranks that ended otherwise than with 0 after the cause; `silent_nodes` those whose
-    agents did not say goodbye in time.
+    agents did not say goodbye in time; `stuck_nodes` those with processes that nothing could end.
     """
 
     cause: Cause | None
     collateral: tuple[RankEnd, ...]
     silent_nodes: tuple[int, ...]
+    stuck_nodes: tuple[int, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -108,6 +117,8 @@ def exit_code(cause: Cause) -> int:
             return end.returncode if end.returncode >= 0 else 128 - end.returncode
         case NodeLost():
             return EXIT_NODE_LOST
+        case Preempted():
+            return EXIT_PREEMPTED
         case LaunchFailed():
             return EXIT_LAUNCH_FAILED
         case Interrupted(number):

@@ -22,6 +22,8 @@ _PIECE_CHARS = 2_500
 _TOOL_WORDS = (("<", "\\u003c"), ("XXRETCODE", "XX\\u0052ETCODE"))
 """What the labels of mpirun and the end mark of pdsh are made of: they must not come from a rank's output."""
 
+NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGURG)
+"""By which batch systems give notice. Passed on to the ranks; nothing else changes."""
 CENSUS = signal.SIGRTMIN + 1
 CENSUS_AND_TERM = signal.SIGRTMIN + 2
 """Signals to an agent to which nothing else can come down: a Census; a Stop by SIGTERM after one."""
@@ -205,6 +207,12 @@ class CensusEnd(NamedTuple):
     """Up: all that can be told of the ranks was told."""
 
 
+class Preempted(NamedTuple):
+    """Up: the agent was told to end by this signal; where not by the launcher, by someone else."""
+
+    signal: int
+
+
 class Exited(NamedTuple):
     """Up, once per rank: how its process ended (negative: by that signal), stamped by the node's clock.
 
@@ -242,6 +250,7 @@ Up = (
     | Stack
     | FlightPiece
     | CensusEnd
+    | Preempted
     | Exited
     | Heartbeat
     | Goodbye

@@ -27,11 +27,13 @@ from dslaunch.launcher.wire import (
     CENSUS,
     CENSUS_AND_TERM,
     CENSUS_S,
+    NOTICE_SIGNALS,
     Census,
     Goodbye,
     Heartbeat,
     Message,
     PlanPiece,
+    Preempted,
     Probe,
     RankSignal,
     Refused,
@@ -50,7 +52,6 @@ _KILLED_S = 5.0
 """How long a killed rank may take to go: one in uninterruptible sleep never does."""
 _LAST_FLUSH_S = 10.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class State(Enum):
@@ -86,7 +87,7 @@ class Agent:
             self._selector.register(link.read_fd, selectors.EVENT_READ, self._receive)
         self._probed = facts.ProbeServer()
         self._selector.register(self._probed.fd, selectors.EVENT_READ, self._probed.answer)
-        self._signals = SignalPipe(signal.SIGCHLD, *_STOP_SIGNALS, *_NOTICE_SIGNALS, CENSUS, CENSUS_AND_TERM)
+        self._signals = SignalPipe(signal.SIGCHLD, *_STOP_SIGNALS, *NOTICE_SIGNALS, CENSUS, CENSUS_AND_TERM)
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._take_signals)
 
     def run(self, port: int, plans: str) -> None:
@@ -298,13 +299,15 @@ class Agent:
         for number in self._signals.take():
             if number == signal.SIGCHLD:
                 self._ranks.reap(ended_by_us=self._state is State.STOPPING)
-            elif number in _NOTICE_SIGNALS:
+            elif number in NOTICE_SIGNALS:
                 self._ranks.signal(number)
             elif number == CENSUS:
                 self._ask(CENSUS_S, lambda: None)
             elif number == CENSUS_AND_TERM and self._plan is not None:
                 self._ask(CENSUS_S, partial(self._stop, signal.SIGTERM, self._plan.grace_s))
             elif number in _STOP_SIGNALS:
+                if self._state is State.RUNNING:
+                    self._up(Preempted(number))
                 self._stop(number, self._plan.grace_s if self._plan else 0.0)
 
 

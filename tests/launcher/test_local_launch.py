@@ -150,6 +150,18 @@ def test_kill_9_of_the_agent_leaves_nothing(start: Start, job: str) -> None:
     assert living_after("NCCL_TEST_JOB", job, 10) == []
 
 
+def test_an_agent_that_someone_else_tells_to_end_was_preempted(start: Start, job: str) -> None:
+    with start("--num_gpus=2", PAYLOAD, "wait", env={"NCCL_TEST_JOB": job}) as process:
+        wait_for(process, "up", 2)
+        (agent,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(agent), signal.SIGTERM)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 114
+    what = "host localhost was told to end by someone there, a batch system perhaps (SIGTERM)"
+    assert f"dslaunch: error: preempted: {what}" in err.decode()
+    assert living_after("NCCL_TEST_JOB", job, 10) == []
+
+
 def test_notices_reach_the_ranks_and_change_nothing(start: Start, job: str) -> None:
     with start("--num_gpus=2", PAYLOAD, "wait", env={"NCCL_TEST_JOB": job}) as process:
         wait_for(process, "up", 2)

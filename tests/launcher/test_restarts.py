@@ -8,7 +8,15 @@ import pytest
 
 from dslaunch.hostfile import Host
 from dslaunch.launcher.restarts import Attempt, GiveUp, Limits, first_attempt, next_attempt
-from dslaunch.launcher.verdict import Cause, Interrupted, LaunchFailed, NodeLost, RankEnd, RankFailed
+from dslaunch.launcher.verdict import (
+    Cause,
+    Interrupted,
+    LaunchFailed,
+    NodeLost,
+    Preempted,
+    RankEnd,
+    RankFailed,
+)
 
 A, B, C, D = (Host(name, (0,)) for name in "abcd")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -33,6 +41,28 @@ def test_a_lost_host_is_replaced_in_its_place() -> None:
     first = first_attempt((A, B, C, D), 2)
     second = next_attempt(Limits(3, None), first, NodeLost(0, "gone"), "")
     assert second == Attempt(1, (C, B), (D,), NodeLost(0, "gone"), "")
+
+
+def test_a_host_that_is_taken_away_is_replaced_too() -> None:
+    second = next_attempt(Limits(3, None), first_attempt((A, B, C), 1), Preempted(1, 15), "")
+    assert isinstance(second, Attempt)
+    assert second.hosts == (A, C)
+
+
+def test_a_host_with_processes_that_cannot_be_ended_is_not_used_again() -> None:
+    first = first_attempt((A, B, C), 1)
+    second = next_attempt(Limits(3, None), first, failed(), "", held={0})
+    assert isinstance(second, Attempt)
+    assert second.hosts == (C, B)
+    assert second.spares == ()
+    assert next_attempt(Limits(3, None), second, failed(rank=0), "", held={1}) == GiveUp(
+        "processes on b cannot be ended, and there is no spare host"
+    )
+    third = next_attempt(Limits(3, 1), second, NodeLost(0, "gone"), "x", held={1})
+    assert third == GiveUp("processes on b cannot be ended, and there is no spare host")
+    fewer = next_attempt(Limits(3, 1), second, failed(rank=0), "", held={1})
+    assert isinstance(fewer, Attempt)
+    assert fewer.hosts == (C,)
 
 
 def test_without_spares_the_job_goes_on_with_fewer_where_it_may() -> None:

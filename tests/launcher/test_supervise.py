@@ -20,7 +20,15 @@ from dslaunch.launcher.supervise import (
     Stop,
     step,
 )
-from dslaunch.launcher.verdict import Interrupted, LaunchFailed, NodeLost, RankEnd, RankFailed, Verdict
+from dslaunch.launcher.verdict import (
+    Interrupted,
+    LaunchFailed,
+    NodeLost,
+    Preempted,
+    RankEnd,
+    RankFailed,
+    Verdict,
+)
 
 RANKS = {0: (0, 1), 1: (2, 3)}
 READY = wire.Ready("host", 1, "3.11", ("10.0.0.1",), ("eth0",), False, 1, 2)
@@ -137,12 +145,41 @@ def test_sigterm_and_sighup_ask_ranks_with_sigterm() -> None:
         assert history.actions[-1] == Stop(Interrupted(number), signal.SIGTERM)
 
 
+def test_a_node_that_is_told_to_end_is_preempted() -> None:
+    told = FromAgent(1, wire.Preempted(signal.SIGTERM))
+    history = History().begin().add(told, exited(2, -15), exited(3, 0), closed(1), exited(0, 0), exited(1, 0))
+    history.add(closed(0))
+    assert history.actions[1] == Stop(Preempted(1, signal.SIGTERM), signal.SIGTERM)
+    assert history.verdict.cause == Preempted(1, signal.SIGTERM)
+    assert history.verdict.exit_code == 114
+
+
+def test_ranks_that_a_batch_system_ends_before_their_agent_were_preempted_too() -> None:
+    history = History().begin().add(exited(2, -15, 5), FromAgent(1, wire.Preempted(signal.SIGTERM)))
+    history.add(exited(3, -15, 6), closed(1), exited(0, -15, 9), exited(1, -15, 9), closed(0))
+    assert history.verdict.cause == Preempted(1, signal.SIGTERM)
+
+
+def test_an_agent_that_we_have_told_to_end_is_not_preempted() -> None:
+    history = History().begin().add(exited(0, 3), FromAgent(1, wire.Preempted(signal.SIGTERM)))
+    history.add(exited(1, -15, 7), closed(0), exited(2, -15, 7), exited(3, -15, 7), closed(1))
+    assert isinstance(history.verdict.cause, RankFailed)
+    assert history.verdict.exit_code == 3
+
+
 def test_notices_pass_and_change_nothing() -> None:
     history = History().begin()
     before = history.job
     history.add(Interrupted(signal.SIGUSR1))
     assert history.actions[1:] == [Signal(signal.SIGUSR1)]
     assert history.job == before
+
+
+def test_nodes_with_processes_that_cannot_be_ended_are_told() -> None:
+    goodbye = FromAgent(1, wire.Goodbye(("77 (D)",), ""))
+    history = History().begin().add(exited(2, 3), exited(3, 0), goodbye, closed(1), exited(0, -15))
+    history.add(exited(1, -15), closed(0))
+    assert history.verdict.stuck_nodes == (1,)
 
 
 def test_agents_that_never_say_goodbye_are_named() -> None:

@@ -22,6 +22,7 @@ messages = st.one_of(
     st.builds(wire.Vitals, st.integers(0, 2**63), texts),
     st.builds(wire.DeviceUse, texts),
     st.builds(wire.Signal, small),
+    st.builds(wire.Preempted, small),
     st.builds(wire.RankSignal, small, small),
     st.builds(wire.Heartbeat, st.integers(0, 2**63), st.integers(0, 2**63)),
     st.builds(wire.Ready, text, small, text, texts, texts, st.booleans(), small, small),
