@@ -105,12 +105,13 @@ class Desk:
     @asynccontextmanager
     async def serving(self, on_ready: Callable[[], None]) -> AsyncIterator[None]:
         """Known and listening for as long as this lasts. Raises OSError."""
-        with registered(self.entry):
+        with registered(self.entry) as registration:
             before = os.umask(0o177)
             try:
                 server = await asyncio.start_unix_server(self._serve, socket_path(self.entry.id))
             finally:
                 os.umask(before)
+            registration.publish()
             on_ready()
             try:
                 yield
@@ -161,7 +162,10 @@ class Desk:
                 self._signal(number, rank)
                 writer.write(encode({"ok": True}))
             case {"do": "interrupt", "signal": int(number)}:
-                self._running.interrupt(number)
+                if self._run is None:
+                    os.kill(os.getpid(), signal.SIGINT)  # other nodes are waited for, or hosts looked over
+                else:
+                    self._run.interrupt(number)
                 writer.write(encode({"ok": True}))
             case {"do": "logs", "ranks": list() | None as ranks, "num_lines": int(num_lines)}:
                 return self._listen_to_ranks(writer, ranks, num_lines, follow=request.get("follow") is True)

@@ -54,7 +54,7 @@ def socket_path(job_id: str) -> Path:
 
 
 class Registration:
-    """An entry that is there until `close`, or until this process ends."""
+    """A place for an entry, which is there from `publish` until `close`, or until this process ends."""
 
     def __init__(self, entry: JobEntry) -> None:
         """Raises OSError where the folder cannot be made or is not this user's alone."""
@@ -68,14 +68,17 @@ class Registration:
         # systemd-tmpfiles leaves a locked folder of /tmp alone
         self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._folder_fd, fcntl.LOCK_SH)
-        new = folder / f".{entry.id}.new"
-        self._fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._new_path = folder / f".{entry.id}.new"
+        self._fd = os.open(self._new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         os.write(self._fd, json.dumps(asdict(entry)).encode())
-        new.rename(self._path)
+
+    def publish(self) -> None:
+        """Let it be seen: somebody listens at the socket."""
+        self._new_path.rename(self._path)
 
     def close(self) -> None:
-        for path in (self._path, self._socket_path):
+        for path in (self._new_path, self._path, self._socket_path):
             path.unlink(missing_ok=True)
         os.close(self._fd)
         os.close(self._folder_fd)
@@ -152,10 +155,10 @@ def _matching(word: str, jobs: list[JobEntry]) -> list[JobEntry]:
 
 
 @contextlib.contextmanager
-def registered(entry: JobEntry) -> Iterator[None]:
-    """The entry for as long as this lasts. Raises OSError."""
+def registered(entry: JobEntry) -> Iterator[Registration]:
+    """A place for the entry for as long as this lasts. Raises OSError."""
     registration = Registration(entry)
     try:
-        yield
+        yield registration
     finally:
         registration.close()

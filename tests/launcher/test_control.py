@@ -74,7 +74,9 @@ def attach(environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
 
 def test_an_entry_is_there_as_long_as_its_job() -> None:
     assert running_jobs() == []
-    with registered(ENTRY):
+    with registered(ENTRY) as registration:
+        assert running_jobs() == []
+        registration.publish()
         assert running_jobs() == [ENTRY]
         assert jobs_folder().stat().st_mode & 0o777 == 0o700
         assert next(jobs_folder().glob("*.json")).stat().st_mode & 0o777 == 0o600
@@ -98,7 +100,7 @@ def test_another_user_reaches_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_crashed_job_leaves_is_removed() -> None:
     pid = os.fork()
     if pid == 0:
-        Registration(ENTRY)
+        Registration(ENTRY).publish()
         socket.socket(socket.AF_UNIX).bind(os.fspath(socket_path(ENTRY.id)))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -125,7 +127,9 @@ def test_a_folder_whose_path_is_too_long_for_a_socket(
 def test_ways_to_name_a_job(tmp_path: Path) -> None:
     (tmp_path / "a run").mkdir()
     other = replace(ENTRY, id="0affffff", name="a b", run_dir=str(tmp_path / "a run"))
-    with registered(ENTRY), registered(other):
+    with registered(ENTRY) as first, registered(other) as second:
+        first.publish()
+        second.publish()
         assert find_job("0a1b") == find_job("train") == ENTRY
         assert find_job(str(tmp_path / "a run/")) == find_job("a b") == other
         with pytest.raises(UsageError, match="several jobs 0a run"):
@@ -249,6 +253,19 @@ def test_ten_jobs_at_once_and_one_whose_launcher_is_killed(start: Start, ctl: Ct
     for job in jobs:
         job.communicate(timeout=30)
     assert living_after("NCCL_TEST_JOB", str(tmp_path), 5) == []
+
+
+def test_a_job_that_waits_for_other_nodes_can_be_ended(start: Start, ctl: Ctl) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = ("--no_ssh", "--num_nodes=2", "--num_gpus=1", "--node_rank=0", "--master_addr=127.0.0.1")
+    with start(*place, f"--coordination_port={port}", PAYLOAD, "wait") as job:
+        while not running_jobs():
+            assert job.poll() is None
+        ended = ctl("kill", "payload")
+        job.communicate(timeout=30)
+    assert ended.returncode == 0, ended.stderr
+    assert job.returncode == 130
 
 
 def test_words_that_name_nothing(ctl: Ctl) -> None:

@@ -1,5 +1,6 @@
 """Jobs that make no progress: replayed to the watch with their times, and real ones."""
 
+import asyncio
 import math
 import re
 import subprocess
@@ -8,13 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher import wire
+from dslaunch.launcher import hang_guard, wire
+from dslaunch.launcher.census_taker import CensusTaker
 from dslaunch.launcher.errors import EXIT_HUNG
 from dslaunch.launcher.hang import HangWatch, Suspicion
+from dslaunch.launcher.hang_guard import HangGuard
 from dslaunch.launcher.hang_limit import DEFAULT, HangLimit, parse_hang_limit
+from dslaunch.launcher.node_plan import NodePlan, RankPlan
+from dslaunch.launcher.plan import LaunchPlan, Master
 from dslaunch.launcher.supervise import FromAgent
+from dslaunch.launcher.verdict import JobHung
 
 PAYLOAD = str(Path(__file__).with_name("payload.py"))
+
+
+def plan_of(num_ranks: int) -> LaunchPlan:
+    """One host."""
+    ranks = tuple(RankPlan(rank, rank, rank, ("python",), {}) for rank in range(num_ranks))
+    node = NodePlan("job", 0, "one", "/", "", {}, {}, (), None, None, ranks, 1.0, 15.0, True, "auto")
+    return LaunchPlan("job", "local", Master("127.0.0.1", 29500), num_ranks, (node,), None)
 
 
 class Replay:
@@ -108,6 +121,84 @@ def test_output_of_any_rank_is_progress_and_an_ended_rank_is_not_idle() -> None:
     assert job.suspicions == []
     job.watch.on_input(FromAgent(0, wire.Exited(0, 0, 1, "")), job.now)
     assert job.watch.suspicion(job.now + 60) == Suspicion(job.now + 60 - job.watch._wrote_at, (1,))
+
+
+class Site:
+    """Ranks of one host that write regularly, then nothing; `places` are their lines at each further look."""
+
+    def __init__(self, places: list[tuple[int, ...]], state: str = "R") -> None:
+        self._places = places
+        self._state = state
+        self._num_looks = 0
+        self.found: list[JobHung] = []
+
+    def _answer(self, message: wire.Down) -> None:
+        assert isinstance(message, wire.Census)
+        lines = self._places[min(self._num_looks, len(self._places) - 1)]
+        self._num_looks += 1
+        for rank, line in enumerate(lines):
+            text = f'Thread 0x1 (most recent call first):\n  File "/job/train.py", line {line} in step\n'
+            self._taker.on_input(FromAgent(0, wire.Stack(rank, 1, self._state, "", text)))
+        self._taker.on_input(FromAgent(0, wire.CensusEnd()))
+
+    async def watch(self, cpu: float) -> None:
+        """Until it is found to hang, or has been looked at as often as there are places."""
+        plan = plan_of(len(self._places[0]))
+        self._taker = CensusTaker(plan, self._answer)
+        guard = HangGuard(
+            HangLimit(0.2, kill=True), self._taker, lambda hung, _: self.found.append(hung), is_alone=True
+        )
+        ranks = range(len(self._places[0]))
+        for rank in ranks:
+            guard.on_input(FromAgent(0, wire.Started(rank, 1)))
+        guarding = asyncio.create_task(guard.guard())
+        cpu_ms = 0.0
+        for beat in range(1000):
+            told = tuple(f"{rank} {self._state} {int(cpu_ms)} 1" for rank in ranks)
+            guard.on_input(FromAgent(0, wire.Vitals(1 + 10 * beat, told)))
+            cpu_ms += 10 * cpu
+            if beat < 30:
+                guard.on_input(FromAgent(0, wire.Output(0, 1, "step\n")))
+            await asyncio.sleep(0.01)
+            if self.found or self._num_looks >= len(self._places):
+                break
+        await asyncio.sleep(0.05)
+        guarding.cancel()
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_LOOK_S", "_BETWEEN_BUSY_LOOKS_S", "_BETWEEN_IDLE_LOOKS_S"):
+        monkeypatch.setattr(hang_guard, name, 0.01)
+
+
+@pytest.mark.usefixtures("quick_looks")
+@pytest.mark.parametrize(
+    ("cpu", "places", "hangs"),
+    [
+        (1.0, [(7, 7)] * 6, True),
+        (1.0, [(7, 7), (7, 7), (7, 8)], False),
+        (0.0, [(7, 9)] * 6, True),
+        (0.0, [(7, 9), (8, 9)], False),
+    ],
+)
+def test_only_who_is_at_the_same_place_again_hangs(
+    cpu: float, places: list[tuple[int, ...]], hangs: bool
+) -> None:
+    site = Site(places)
+    asyncio.run(site.watch(cpu))
+    assert bool(site.found) == hangs
+    if cpu and hangs:
+        assert site.found[0].what == "no rank has written anything, and none has moved from its place"
+        assert site.found[0].places == ("ranks 0-1 in step train.py:7, running",)
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_stopped_rank_needs_no_second_look() -> None:
+    site = Site([(7, 7), (8, 8)], state="T")
+    asyncio.run(site.watch(0.0))
+    assert site.found[0].ranks == ()
+    assert site.found[0].places == ("ranks 0-1 stopped (SIGSTOP) in step train.py:7",)
 
 
 @pytest.mark.parametrize(
