@@ -130,7 +130,11 @@ class _Asking:
         said = self._said[2 * node_rank + stream - 1] = self._said.get(2 * node_rank + stream - 1, "") + text
         _, mark, line = said.partition(MARK)
         if stream == 1 and mark and "\n" in line and self.answers[node_rank].answer is None:
-            answer = answer_from_json(line.partition("\n")[0])
+            try:
+                answer = answer_from_json(line.partition("\n")[0])
+            except (ValueError, LookupError, TypeError) as error:
+                self._fail(node_rank, f"what it tells of itself cannot be read: {error!r}", "see --python")
+                return
             self.answers[node_rank] = replace(self.answers[node_rank], answer=answer)
             self._compare_clocks(node_rank, 0, answer.time_ns)
 

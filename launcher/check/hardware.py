@@ -11,6 +11,8 @@ from dslaunch.launcher.survey.records import Gpu, Holder, Space
 _GIB = 1 << 30
 _MIB = 1 << 20
 _BUSY_BYTES = _GIB
+_MUCH = 0.25
+"""Of a device's memory: with less in use, as by a desktop, training may still fit."""
 _HELD_BYTES = 256 * _MIB
 _DAEMONS = (
     "nvidia-persistenced",
@@ -94,7 +96,8 @@ def _judge_gpu(one: Told, gpu: Gpu) -> Iterator[Finding]:
     kill = f"end it, if it is yours: ssh {one.host} kill {' '.join(str(holder.pid) for holder in named)}"
     look = "look for it on the host itself, or in its other containers"
     what = f"device {gpu.device} is in use, {used}: {who or 'by whom cannot be seen'}"
-    yield _error(one, what, kill if who else look)
+    severity = Severity.ERROR if gpu.used_bytes > _MUCH * gpu.memory_bytes else Severity.WARNING
+    yield Finding(severity, (one.host,), what, kill if who else look)
 
 
 def _is_daemon(holder: Holder) -> bool:
@@ -158,9 +161,10 @@ def judge_limits(told: Sequence[Told], num_ranks: int) -> Iterator[Finding]:
     """Limits that ranks would inherit, where they are too low, or lower than on most hosts."""
     locked = usual({one.host: one.answer.machine.memlock_bytes for one in told})
     files = usual({one.host: one.answer.machine.num_files for one in told})
-    memory = usual({one.host: one.answer.machine.memory_bytes // _GIB for one in told})
     for one in told:
         machine = one.answer.machine
+        alike = {other.host: other for other in told if len(other.slots) == len(one.slots)}
+        memory = usual({host: other.answer.machine.memory_bytes // _GIB for host, other in alike.items()})
         if "machine" in one.answer.unknown:
             continue
         least = _RDMA_MEMLOCK_BYTES if one.answer.devices.links else 0
@@ -180,7 +184,7 @@ def judge_limits(told: Sequence[Told], num_ranks: int) -> Iterator[Finding]:
         if memory and machine.memory_bytes // _GIB < _MEMORY_SHARE * memory:
             yield _warning(
                 one,
-                f"{_size(machine.memory_bytes)} of memory, most hosts have {memory} GiB",
+                f"{_size(machine.memory_bytes)} of memory, most hosts like it have {memory} GiB",
                 "look for a memory module that failed, or a limit of its container",
             )
     if told and 0 <= told[0].answer.machine.somaxconn < num_ranks:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -95,13 +96,22 @@ def nvidia_smi(folder: Path, used_mebibytes: int) -> str:
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "openssh", "pdsh"])
-def test_healthy_hosts_have_no_problems(site: Site, launcher: str) -> None:
+def test_healthy_hosts_have_no_problems(site: Site, cluster: Cluster, launcher: str) -> None:
     if launcher == "pdsh" and shutil.which("pdsh") is None:
         pytest.skip("pdsh is not installed")
     ran = check(replace(site, launcher=launcher), "train.py")
     assert (ran.returncode, problems(ran)) == (0, [])
     assert ran.stdout.splitlines()[1].startswith("worker-[0-1]  ")
     assert ran.stdout.splitlines()[-1].endswith(": nothing found")
+    assert nothing_runs(cluster), "surveyors end with their check"
+
+
+def nothing_runs(cluster: Cluster) -> bool:
+    """Whether the hosts are left to themselves within 5 s."""
+    deadline = time.monotonic() + 5
+    while cluster.user_procs() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not cluster.user_procs()
 
 
 def test_versions_limits_devices_and_room(site: Site, cluster: Cluster, worker_1: str) -> None:
@@ -180,7 +190,9 @@ def test_a_clock_that_is_wrong(site: Site) -> None:
 
 def test_a_host_that_is_cut_off_and_one_that_is_down(site: Site, cluster: Cluster, worker_1: str) -> None:
     cluster.cut("worker-1", "worker-0")
-    assert problems(check(site)) == [
+    ran = check(site)
+    assert nothing_runs(cluster), "also where doors wait for who never comes"
+    assert problems(ran) == [
         f"error: worker-1: does not reach worker-0 ({cluster.ip('worker-0')}): no answer -> "
         "look for a firewall or a missing route; or name an address that all reach: --master_addr"
     ]

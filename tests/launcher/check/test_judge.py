@@ -129,12 +129,12 @@ CASES: list[tuple[Break, str]] = [
             gpus=(gpu(used_bytes=31 * GIB),),
             holders=(Holder(1, 4711, "python train.py", 31 * GIB),),
         ),
-        "error: worker-2: device 1 is in use, 31 GiB of 140 GiB: pid 4711 (python train.py) -> "
+        "warning: worker-2: device 1 is in use, 31 GiB of 140 GiB: pid 4711 (python train.py) -> "
         "end it, if it is yours: ssh worker-2 kill 4711",
     ),
     (
-        part("devices", gpus=(gpu(used_bytes=31 * GIB),)),
-        "error: worker-2: device 1 is in use, 31 GiB of 140 GiB: by whom cannot be seen -> "
+        part("devices", gpus=(gpu(used_bytes=101 * GIB),)),
+        "error: worker-2: device 1 is in use, 101 GiB of 140 GiB: by whom cannot be seen -> "
         "look for it on the host itself, or in its other containers",
     ),
     (
@@ -225,7 +225,7 @@ CASES: list[tuple[Break, str]] = [
     ),
     (
         part("machine", memory_bytes=500 * GIB),
-        "warning: worker-2: 500 GiB of memory, most hosts have 1000 GiB -> "
+        "warning: worker-2: 500 GiB of memory, most hosts like it have 1000 GiB -> "
         "look for a memory module that failed, or a limit of its container",
     ),
     (
