@@ -155,6 +155,8 @@ class EngineWeights:
         """
         return save_16bit_model(cast("Engine", self), save_dir, save_filename, exclude_frozen_parameters)
 
+    save_fp16_model = save_16bit_model  # DeepSpeed's old name
+
     def _consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, Any] | None:

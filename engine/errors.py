@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 
-class EngineError(RuntimeError):
+class EngineError(RuntimeError, AssertionError):
     """Something the engine refuses or cannot do.
 
-    `what` names the thing and the trouble in one short phrase; `hint` is the next action.
+    `what` names the thing and the trouble in one short phrase; `hint` is the next action. Scripts catch it
+    as they catch DeepSpeed's errors, which are mostly assertions.
     """
 
     def __init__(self, what: str, hint: str) -> None:
@@ -18,7 +19,7 @@ class EngineError(RuntimeError):
         return f"{self.what}\nhint: {self.hint}"
 
 
-class ConfigError(EngineError):
+class ConfigError(EngineError, ValueError):
     """The configuration is wrong, or asks for what this engine does not do; `path` is the key, if any."""
 
     def __init__(self, what: str, hint: str, path: str = "") -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 Initialized = tuple[Engine, ShardedOptimizer | None, TrainingDataLoader | None, LrScheduler | None]
+OptimizerInput = torch.optim.Optimizer | Callable[[ModelParameters], torch.optim.Optimizer]
 SchedulerInput = LrScheduler | Callable[[torch.optim.Optimizer], LrScheduler]
 
 
@@ -51,7 +52,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
 def initialize(
     args: object = None,
     model: torch.nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: OptimizerInput | None = None,
     model_parameters: ModelParameters | None = None,
     training_data: Dataset[object] | None = None,
     lr_scheduler: SchedulerInput | None = None,
@@ -65,6 +66,7 @@ def initialize(
 ) -> Initialized:
     """Make an engine of `model`: (engine, optimizer, training dataloader, scheduler). Collective.
 
+    `optimizer` and `lr_scheduler` may be made by calls, with the parameters and with the optimizer.
     The configuration is `config`, `config_params` or `args.deepspeed_config`: a path, a dict, or base64 of
     JSON. The process group is created unless it exists. The model is cast, moved to this rank's device and
     given rank 0's parameters and buffers; its parameters become views into flat buckets. ConfigError and
@@ -81,6 +83,9 @@ def initialize(
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     world = current_world()
     batch = resolve_batch(settings.batch, world)
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        trained = [param for param in model.parameters() if param.requires_grad]
+        optimizer = optimizer(trained if model_parameters is None else model_parameters)
     plan = plan_groups(settings.optimizer, optimizer, model_parameters, model)
     device = use_device(world)
     if optimizer is not None:

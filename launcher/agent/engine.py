@@ -26,11 +26,13 @@ if not os.path.isdir(path):
 spec = find_spec("deepspeed")
 origin = os.path.realpath(spec.origin) if spec and spec.origin else ""
 version = ""
-if origin and not (path and origin.startswith(os.path.realpath(path) + os.sep)):
+if origin:
     version = "of unknown version"
     for name in os.listdir(os.path.dirname(os.path.dirname(origin))):
         if name.startswith("deepspeed-") and name.endswith((".dist-info", ".egg-info")):
             version = name.split("-")[1].removesuffix(".dist").removesuffix(".egg")
+if version.endswith("+dslaunch"):
+    version = ""  # the bundled one, on PYTHONPATH already
 print(path + "\\0" + version, end="")
 """
 """Prints both answers of `_ask`."""

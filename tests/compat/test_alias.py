@@ -119,3 +119,31 @@ def test_the_alias_takes_from_compat_and_engine_only(name: str) -> None:
 def test_the_path_for_other_launchers() -> None:
     code = "from dslaunch.launcher.ctl.cli import main; import sys; sys.argv[1:] = ['engine-path']; main()"
     assert Path(python(code).strip()).resolve() == PATH.resolve()
+
+
+def test_what_scripts_catch_and_pass_in() -> None:
+    code = """
+import torch, deepspeed
+model = torch.nn.Linear(2, 2)
+empty = {"train_batch_size": 0}
+for config, kind in (({}, AssertionError), (empty, AssertionError), ("nowhere.json", ValueError)):
+    try:
+        deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    except kind as error:
+        assert isinstance(error, RuntimeError)
+        print(str(error).splitlines()[0])
+engine, optimizer, _, scheduler = deepspeed.initialize(
+    model=model,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.5),
+    lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1),
+    config={"train_batch_size": 1, "zero_optimization": {"stage": 1}},
+)
+engine.backward(engine(torch.ones(1, 2)).sum())
+engine.step()
+print(round(engine.get_lr()[0], 3), deepspeed.comm.get_global_rank(deepspeed.comm.get_world_group(), 0))
+"""
+    lines = python(code).splitlines()
+    assert lines[0] == "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided"
+    assert lines[1].startswith("Train batch size: 0 has to be greater than 0")
+    assert lines[2].startswith("Expected a string path to an existing deepspeed config")
+    assert lines[3] == "0.05 0"

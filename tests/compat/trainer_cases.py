@@ -253,6 +253,7 @@ def saved_model() -> None:
 def pretrained_in_shards() -> None:
     """from_pretrained under stage 3 builds shards; training and generate go as without."""
     path = folder() / "model"
+    arguments(path, None)  # joins the ranks
     if dist.get_rank() == 0:
         fresh_model(tie_word_embeddings=True).save_pretrained(path)
     dist.barrier()

@@ -17,7 +17,10 @@ __getattr__ = lazy(
         "init_distributed": "dslaunch.engine:init_distributed",
         "add_config_arguments": "dslaunch.engine:add_config_arguments",
         "add_tuning_arguments": "dslaunch.engine:add_tuning_arguments",
+        "DeepSpeedDataLoader": "dslaunch.engine.dataloader:TrainingDataLoader",
         "DeepSpeedEngine": "dslaunch.engine:Engine",
+        "DeepSpeedOptimizerCallable": "deepspeed.runtime.engine:DeepSpeedOptimizerCallable",
+        "DeepSpeedSchedulerCallable": "deepspeed.runtime.engine:DeepSpeedSchedulerCallable",
         "DeepSpeedOptimizer": "deepspeed.runtime.base_optimizer:DeepSpeedOptimizer",
         "DeepSpeedConfig": "deepspeed.runtime.config:DeepSpeedConfig",
         "DeepSpeedConfigError": "dslaunch.engine:ConfigError",
@@ -36,6 +39,7 @@ __getattr__ = lazy(
         "log_dist": "deepspeed.utils.logging:log_dist",
         "logger": "dslaunch.engine.log:logger",
         "tp_model_init": "deepspeed.runtime.tensor_parallel:tp_model_init",
+        "TORCH_DISTRIBUTED_DEFAULT_PORT": "deepspeed.constants:TORCH_DISTRIBUTED_DEFAULT_PORT",
         "zero": "deepspeed.runtime.zero",
     },
 )

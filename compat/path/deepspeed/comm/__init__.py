@@ -1,4 +1,4 @@
 """`from deepspeed import comm as dist`."""
 
-from dslaunch.engine.comm import *
-from dslaunch.engine.comm import __all__ as __all__
+from dslaunch.compat.comm import *
+from dslaunch.compat.comm import __all__ as __all__
