@@ -230,12 +230,20 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
         self._must_train().reducer.finish()
 
     def empty_partition_cache(self) -> None:
-        """Release the parameters that stage 3 has gathered."""
+        """Release the parameters that stage 3 has gathered; wait for those that are on their way."""
         if self.gatherer is not None:
             self.gatherer.finish_pass()
+        if self.optimizer is not None and self.optimizer.late_gather is not None:
+            self.optimizer.late_gather.finish()
+
+    def _end_late_gather(self) -> None:
+        if self.optimizer is not None and self.optimizer.late_gather is not None:
+            self.optimizer.late_gather.remove()
+            self.optimizer.late_gather = None
 
     def compile(self, backend: str = "inductor", compile_kwargs: Mapping[str, Any] | None = None) -> None:
         """torch.compile the module in place: as a whole, or unit by unit where units are gathered."""
+        self._end_late_gather()
         targets = [self.module]
         if self.gatherer is not None:
             targets = compilable(self.placement.units)
@@ -252,6 +260,7 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
         was being written in the background could not be.
         """
         self.saves.finish()
+        self._end_late_gather()
         self.reload_states()
         if self.gatherer is not None:
             self.gatherer.detach()

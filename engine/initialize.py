@@ -21,6 +21,7 @@ from dslaunch.engine.engine import Engine, EngineParts
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.gather_order import GatherOrder
 from dslaunch.engine.gatherer import Gatherer, GatherLimits
+from dslaunch.engine.late_gather import LateGather, is_wanted
 from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.lr_schedules import LrScheduler, build_scheduler
 from dslaunch.engine.offload import build_offload
@@ -96,6 +97,8 @@ def initialize(
     wrapped = None if plan is None else _build_optimizer(plan, placement, gatherer, settings)
     if wrapped is not None and settings.zero.stage == 3:
         wrapped.parameter_offload = ParameterOffload(model, gatherer)
+    if wrapped is not None and placement.sharding.num_shards > 1 and not placement.sharded and is_wanted():
+        wrapped.late_gather = LateGather(model, placement.trained)
     if settings.activation_checkpointing != ActivationCheckpointingConfig():
         checkpointing.adopt(settings.activation_checkpointing)
     ranks = join(world)

@@ -28,6 +28,7 @@ from dslaunch.engine.errors import EngineError
 from dslaunch.engine.host_gradients import HostGradients
 from dslaunch.engine.host_memory import host_empty
 from dslaunch.engine.host_stepper import HostStepper
+from dslaunch.engine.late_gather import LateGather
 from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.ops.shard import Shard
 from dslaunch.engine.optimizer_rules import WHOLE_TENSOR_RULES, AnyRule, states_of, step_of, step_shards_
@@ -94,6 +95,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             bucket.state = _new_state(bucket, plan)
             bucket.owner = self
         self.parameter_offload: ParameterOffload  # of stage 3; initialize sets it
+        self.late_gather: LateGather | None = None  # None: steps end by waiting for the new parameters
         self.scaling_said = ""  # of the last step, by the loss scaler
         self._num_applied = 0
         self._overflow = False
@@ -158,6 +160,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise EngineError("step(closure) is not supported", "call backward, then step()")
         self._settle()
+        self._finish_gathers()
         self.reducer.finish()
         norm = self._global_norm()
         scale = self._gradient_scale(norm)
@@ -210,6 +213,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def publish(self) -> None:
         """Write the masters to the parameters, on all ranks, one bucket at a time. Collective."""
+        self._finish_gathers()
         for bucket, state in zip(self.buckets, self.shards, strict=True):
             if bucket.has_master:
                 bucket.param_shard.copy_(state.master)
@@ -217,6 +221,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def republish(self, bucket: Bucket) -> None:
         """Give every rank the whole parameters of one bucket, after shards were written. Collective."""
+        self._finish_gathers()
         for work in self._start_gather(bucket):
             work.wait()
 
@@ -247,7 +252,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         rules = [step_of(self.plan.rule, self.plan.name, group, number) for group in self.param_groups]
         self._num_applied = number
         own = [bucket for bucket in self.buckets if bucket.host is None]
-        pending = []
+        pending: list[tuple[Bucket, Pending]] = []
         if self.offload is not None:
             self.offload.begin(rules, scale)
         shards = [_shard_of(bucket) for bucket in own]
@@ -260,13 +265,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 rule.apply(bucket, shard, scale)
             else:
                 step_shards_(rule, [shard], scale, found_inf)
-            pending += self._start_gather(bucket)
+            pending += [(bucket, work) for work in self._start_gather(bucket)]
         if self.offload is not None:
             for bucket in self.offload.buckets:
                 self.offload.stepper.publish(bucket)
-                pending += self._start_gather(bucket)
-        for work in pending:
-            work.wait()
+                pending += [(bucket, work) for work in self._start_gather(bucket)]
+        for bucket, work in pending:
+            if self.late_gather is None:
+                work.wait()
+            else:
+                self.late_gather.take(bucket, work)
+
+    def _finish_gathers(self) -> None:
+        if self.late_gather is not None:
+            self.late_gather.finish()
 
     def _begin(self, bucket: Bucket) -> None:
         """Step one bucket ahead of `step`, with the hyperparameters as they are now."""
