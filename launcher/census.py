@@ -30,7 +30,9 @@ class Kind(Enum):
     ELSEWHERE = auto()
     """Anywhere else."""
     UNABLE = auto()
-    """It cannot run, or is not there: stopped, in uninterruptible sleep, ended, or its host is silent."""
+    """It cannot run: stopped, in uninterruptible sleep, or its host is silent."""
+    ENDED = auto()
+    """It is not there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def group(
         if rank in told:
             what, kind, doing = _place(told[rank])
         elif rank in ends:
-            what, kind = f"ended with code {ends[rank]}", Kind.UNABLE
+            what, kind = f"ended with code {ends[rank]}", Kind.ENDED
         else:
             what, kind = "on a host that does not answer", Kind.UNABLE
         places.setdefault((what, kind), {})[rank] = doing
@@ -93,8 +95,8 @@ def odd_ones(groups: Sequence[Group]) -> tuple[Group, ...]:
     """
     if len(groups) < 2:
         return ()
-    unable = [group for group in groups if group.kind is Kind.UNABLE]
-    able = [group for group in groups if group.kind is not Kind.UNABLE]
+    unable = [group for group in groups if group.kind in (Kind.UNABLE, Kind.ENDED)]
+    able = [group for group in groups if group not in unable]
     apart = [group for group in able if group.kind is Kind.ELSEWHERE]
     if able and len(apart) < len(able) and (apart or unable):
         return tuple(group for group in groups if group.kind is not Kind.COMMUNICATING)

@@ -60,6 +60,8 @@ class HangGuard:
             return
         if not self._is_alone and not odd_ones(seen.groups()):
             await asyncio.sleep(_INNOCENT_WAIT_S)
+        if self._watch.suspicion(time.monotonic()) is None:
+            return  # it has gone on meanwhile
         ranks = tuple(rank for group in odd_ones(seen.groups()) for rank in group.ranks)
         silent_s = round(suspicion.silent_s)
         self._found(JobHung(silent_s, suspicion.what, ranks, (*seen.lines(), *seen.flight_lines())), seen)

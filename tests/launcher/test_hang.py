@@ -126,7 +126,10 @@ def test_output_of_any_rank_is_progress_and_an_ended_rank_is_not_idle() -> None:
 class Site:
     """Ranks of one host that write regularly, then nothing; `places` are their lines at each further look."""
 
-    def __init__(self, places: list[tuple[int, ...]], state: str = "R") -> None:
+    def __init__(
+        self, places: list[tuple[int, ...]], state: str = "R", speaks_at_look: int | None = None
+    ) -> None:
+        self._speaks_at_look = speaks_at_look
         self._places = places
         self._state = state
         self._num_looks = 0
@@ -136,6 +139,8 @@ class Site:
         assert isinstance(message, wire.Census)
         lines = self._places[min(self._num_looks, len(self._places) - 1)]
         self._num_looks += 1
+        if self._num_looks == self._speaks_at_look:
+            self._guard.on_input(FromAgent(0, wire.Output(0, 1, "here\n")))
         for rank, line in enumerate(lines):
             text = f'Thread 0x1 (most recent call first):\n  File "/job/train.py", line {line} in step\n'
             self._taker.on_input(FromAgent(0, wire.Stack(rank, 1, self._state, "", text)))
@@ -145,7 +150,7 @@ class Site:
         """Until it is found to hang, or has been looked at as often as there are places."""
         plan = plan_of(len(self._places[0]))
         self._taker = CensusTaker(plan, self._answer)
-        guard = HangGuard(
+        self._guard = guard = HangGuard(
             HangLimit(0.2, kill=True), self._taker, lambda hung, _: self.found.append(hung), is_alone=True
         )
         ranks = range(len(self._places[0]))
@@ -191,6 +196,13 @@ def test_only_who_is_at_the_same_place_again_hangs(
     if cpu and hangs:
         assert site.found[0].what == "no rank has written anything, and none has moved from its place"
         assert site.found[0].places == ("ranks 0-1 in step train.py:7, running",)
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_word_during_the_looks_saves_the_job() -> None:
+    site = Site([(7, 7)] * 4, speaks_at_look=2)
+    asyncio.run(site.watch(1.0))
+    assert site.found == []
 
 
 @pytest.mark.usefixtures("quick_looks")
