@@ -124,7 +124,7 @@ def judge_names(asked: Asked, told: Sequence[Told]) -> Iterator[Finding]:
             yield Finding(
                 Severity.NOTE if interface else Severity.WARNING,
                 (one.host,),
-                f"resolves its own name {network.hostname} to {network.own_address}",
+                f"resolves its own name to {network.own_address}",
                 f"gloo and NCCL are told to use {interface}; for other programs, correct its /etc/hosts"
                 if interface
                 else "gloo would listen there: set GLOO_SOCKET_IFNAME, or correct its /etc/hosts",

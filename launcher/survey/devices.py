@@ -8,7 +8,6 @@ import re
 import time
 
 from dslaunch.launcher.devices import count
-from dslaunch.launcher.survey import gpus
 from dslaunch.launcher.survey.records import Devices, Holder
 
 _RECENT_S = 24 * 3600
@@ -23,6 +22,8 @@ def devices(accelerator: str, *, is_thorough: bool) -> Devices:
     found = count(accelerator=accelerator)
     if not is_thorough or found.kind != "cuda":
         return Devices(found.kind, found.num_devices, links=_links())
+    from dslaunch.launcher.survey import gpus  # XML is slow to load
+
     listed, holders = gpus.query()
     known = {holder.pid for holder in holders}
     return Devices(

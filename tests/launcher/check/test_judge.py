@@ -179,7 +179,7 @@ CASES: list[tuple[Break, str]] = [
     ),
     (
         part("network", own_address="127.0.1.1"),
-        "note: worker-2: resolves its own name worker-2 to 127.0.1.1 -> "
+        "note: worker-2: resolves its own name to 127.0.1.1 -> "
         "gloo and NCCL are told to use eth0; for other programs, correct its /etc/hosts",
     ),
     (
@@ -323,7 +323,7 @@ def test_a_host_without_common_interface_must_not_listen_on_loopback() -> None:
         calls=tuple(call._replace(interface="eno1") for call in told.network.calls),
     )(hosts[2])
     assert [line(found) for found in judge(ASKED, hosts)] == [
-        "warning: worker-2: resolves its own name worker-2 to 127.0.1.1 -> "
+        "warning: worker-2: resolves its own name to 127.0.1.1 -> "
         "gloo would listen there: set GLOO_SOCKET_IFNAME, or correct its /etc/hosts"
     ]
 
