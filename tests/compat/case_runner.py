@@ -28,6 +28,7 @@ def run_cases(cases: Sequence[Callable[[], None]], alone: Sequence[Callable[[], 
     global _folder
     given, *names = (word for word in sys.argv[1:] if not word.startswith("--local_rank"))
     _folder = Path(given)
+    _folder.mkdir(parents=True, exist_ok=True)
     failed = 0
     for case in (*cases, *alone):
         if case.__name__ in names or (not names and case in cases):

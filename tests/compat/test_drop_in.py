@@ -1,4 +1,4 @@
-"""Hugging Face's libraries on two ranks that dslaunch starts: the same losses as without an engine.
+"""Scripts and Hugging Face's libraries on two ranks that dslaunch starts: losses as without an engine.
 
 Some of `trainer_cases.py`; `scripts/matrix` runs them all.
 """
@@ -58,3 +58,8 @@ def test_the_example_runs_unchanged(folder: Path) -> None:
     )
     weights = load_file(folder / "model/model.safetensors")
     assert weights["model.embed_tokens.weight"].shape == (256, 32)
+
+
+def test_scripts_written_for_deepspeed(folder: Path) -> None:
+    cases = ("images", "language", "adversaries")
+    assert launch(2, "script_cases.py", folder / "scripts") == [f"{case} ok" for case in cases]
