@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dslaunch.hostfile import Topology
+from dslaunch.launcher.again import command_again
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.console_filter import shown_ranks
 from dslaunch.launcher.control.desk import Desk
@@ -40,15 +41,19 @@ class Outputs:
     folder: RunFolder | None
     desk: Desk
     started_at: float
+    argv: Sequence[str]
 
     @staticmethod
-    def of(request: LaunchRequest, entry: JobEntry, started_at: float) -> Outputs:
-        """Raises UsageError where a folder cannot be written to."""
+    def of(request: LaunchRequest, entry: JobEntry, started_at: float, argv: Sequence[str]) -> Outputs:
+        """`argv` are the words that `dslaunch` was given.
+
+        Raises UsageError where a folder cannot be written to.
+        """
         folder = None if request.run_dir is None else RunFolder(Path(request.run_dir))
         desk = Desk(entry)
         console = Console()
         console.mirror = desk.on_console
-        return Outputs(console, _rank_logs(request, folder), folder, desk, started_at)
+        return Outputs(console, _rank_logs(request, folder), folder, desk, started_at, argv)
 
     def close(self, timeout_s: float | None) -> None:
         """Write what is left, for `timeout_s` at most."""
@@ -81,6 +86,9 @@ async def carry_out(resolved: Resolved, job_id: str, outputs: Outputs) -> Verdic
         if isinstance(following, GiveUp):
             if following.reason:
                 outputs.console.say(f"not restarted: {following.reason}")
+            if newest := progress or attempt.progress:
+                again = command_again(outputs.argv, resumes=True)
+                outputs.console.say(f"to go on from checkpoint {newest}: {again}")
             return verdict
         attempt, job_id = following, os.urandom(8).hex()
         outputs.console.say(_restarting(attempt, limits))
@@ -121,6 +129,8 @@ def _display(resolved: Resolved, plan: LaunchPlan, outputs: Outputs) -> Display:
         ),
         folder=outputs.folder,
         started_at=outputs.started_at if resolved.attempt == 0 else time.monotonic(),
+        log=lambda rank: str(outputs.logs[0].path(rank)) if outputs.logs else "",
+        argv=outputs.argv,
     )
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dslaunch.hostfile import fold_names
 from dslaunch.launcher import wire
+from dslaunch.launcher.again import command_again
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.counted import counted
 from dslaunch.launcher.fold import ranges
 from dslaunch.launcher.master import Meeting
 from dslaunch.launcher.plan import LaunchPlan
 from dslaunch.launcher.rank_lines import RankLines
-from dslaunch.launcher.report import report
+from dslaunch.launcher.report import Log, particulars, report
 from dslaunch.launcher.run_folder import RunFolder
 from dslaunch.launcher.streams import Lines, RankStreams
 from dslaunch.launcher.supervise import Action, AgentClosed, Begin, Finish, FromAgent, Input, Signal, Stop
@@ -51,8 +52,13 @@ class Display:
         words: Words,
         folder: RunFolder | None,
         started_at: float,
+        log: Log = lambda rank: "",
+        argv: Sequence[str] = (),
     ) -> None:
-        """`device(slot)` names a device; `sinks` get lines first; `started_at` is on the monotonic clock."""
+        """`device(slot)` names a device; `sinks` get lines first; `started_at` is on the monotonic clock.
+
+        `argv` are the words that `dslaunch` was given.
+        """
         self._console = console
         self._plan = plan
         self._device = device
@@ -61,6 +67,9 @@ class Display:
         self._words = words
         self._folder = folder
         self._started_at = started_at
+        self._log = log
+        self._argv = argv
+        self._resumes = "DSLAUNCH_RESUME" in plan.nodes[0].ranks[0].env
         self._answered_s: float | None = None
         self._interface = ""
         self._num_started = 0
@@ -109,9 +118,11 @@ class Display:
                     self._say(self._started())
                     if len(self._hosts_by_engine()) > 1:
                         self._warn(f"hosts differ in what import deepspeed finds: {self._engine()}")
-            case FromAgent(node_rank, wire.Goodbye(stuck)) if stuck:
-                host = self._plan.nodes[node_rank].host
-                self._warn(f"{host}: cannot be ended (D: uninterruptible sleep): {', '.join(stuck)}")
+            case FromAgent(node_rank, wire.Goodbye(stuck, progress)):
+                self._resumes = self._resumes or bool(progress)
+                if stuck:
+                    host = self._plan.nodes[node_rank].host
+                    self._warn(f"{host}: cannot be ended (D: uninterruptible sleep): {', '.join(stuck)}")
             case _:
                 pass
 
@@ -230,11 +241,14 @@ class Display:
             self._rank_lines.flush()
         by_user = isinstance(verdict.cause, Interrupted)
         places = self._whereabouts.lines_of_living(mark=by_user) + self._whereabouts.flight_lines()
-        words = report(verdict, self._plan, self._device, self._streams.tail, places)
+        tail = self._streams.tail
+        words = report(verdict, self._plan, self._device, tail, places, self._log)
         for line in words:
             self._warn(line)
         if self._folder is not None:
-            self._folder.write_verdict(verdict, words)
+            where = particulars(verdict, self._plan, self._device, tail, self._log)
+            again = command_again(self._argv, resumes=self._resumes)
+            self._folder.write_verdict(verdict, words, where, again)
             if places:
                 self._folder.write_census("end", self._whereabouts.text())
                 self._folder.write_flights(self._whereabouts.flights)

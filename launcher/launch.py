@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,7 +62,7 @@ def launch(request: LaunchRequest, started_at: float) -> int:
 def _carry_out(resolved: Resolved, entry: JobEntry, started_at: float, on_ready: Callable[[], None]) -> int:
     """`on_ready` is called when the job can be asked about."""
     with pid_file(wanted=resolved.request.save_pid):
-        outputs = Outputs.of(resolved.request, entry, started_at)
+        outputs = Outputs.of(resolved.request, entry, started_at, sys.argv[1:])
         try:
             exit_code = asyncio.run(_controlled(resolved, outputs, on_ready))
         except KeyboardInterrupt:  # while the other nodes were waited for

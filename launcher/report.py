@@ -23,6 +23,8 @@ _MAX_LISTED = 8
 
 Tail = Callable[[int], Sequence[str]]
 """The last lines a rank wrote: its stderr, or its stdout where it wrote none."""
+Log = Callable[[int], str]
+"""Where all is that a rank wrote; "" for nowhere."""
 
 
 def report(
@@ -31,12 +33,15 @@ def report(
     device: Callable[[int], str],
     tail: Tail,
     places: Sequence[str] = (),
+    log: Log = lambda rank: "",
 ) -> list[str]:
     """The lines that name the cause of a bad end; none after a good one.
 
     `device(slot)` names a slot; `places` tell where the other ranks were before they were ended.
     """
     lines = _cause(verdict, plan, device, tail)
+    if isinstance(verdict.cause, RankFailed) and log(verdict.cause.end.rank):
+        lines.append(f"all that it wrote: {log(verdict.cause.end.rank)}")
     if places and not isinstance(verdict.cause, JobHung | None):
         who = "the ranks were:" if isinstance(verdict.cause, Interrupted) else "the others were:"
         lines += [who, *(f"    {place}" for place in places)]
@@ -45,6 +50,31 @@ def report(
     for node_rank in verdict.silent_nodes:
         lines.append(f"host {plan.nodes[node_rank].host} did not say that its ranks are gone: look there")
     return lines
+
+
+def particulars(
+    verdict: Verdict, plan: LaunchPlan, device: Callable[[int], str], tail: Tail, log: Log
+) -> dict[str, object]:
+    """What the report says of the rank or the host that was the cause, as values."""
+    match verdict.cause:
+        case RankFailed(end):
+            assert end.returncode is not None
+            node, rank = plan.ranks[end.rank]
+            return {
+                "host": node.host,
+                "rank": end.rank,
+                "local_rank": rank.local_rank,
+                "device": device(rank.slot),
+                "how": how_it_ended(end.returncode),
+                "note": end.note,
+                "last_lines": last_words(tail(end.rank)),
+                "log": log(end.rank) or None,
+            }
+        case NodeLost(node_rank) | Preempted(node_rank) | LaunchFailed(int(node_rank)):
+            node = plan.nodes[node_rank]
+            return {"host": node.host, "ranks": [rank.rank for rank in node.ranks]}
+        case _:
+            return {}
 
 
 def _cause(verdict: Verdict, plan: LaunchPlan, device: Callable[[int], str], tail: Tail) -> list[str]:

@@ -96,8 +96,10 @@ class RunFolder:
         self._events.write(json.dumps({"launcher_time_ns": time.time_ns(), **record}) + "\n")
         self._events.flush()
 
-    def write_verdict(self, verdict: Verdict, words: list[str]) -> None:
-        """The end, as values and in the words that were shown."""
+    def write_verdict(
+        self, verdict: Verdict, words: list[str], where: Mapping[str, object], command: str
+    ) -> None:
+        """The end, as values and in the words that were shown; `command` runs the job again."""
         cause = (
             None if verdict.cause is None else {"kind": type(verdict.cause).__name__, **asdict(verdict.cause)}
         )
@@ -105,6 +107,8 @@ class RunFolder:
             {
                 "exit_code": verdict.exit_code,
                 "cause": cause,
+                "where": where,
+                "command": command,
                 "collateral": [asdict(end) for end in verdict.collateral],
                 "silent_nodes": verdict.silent_nodes,
                 "stuck_nodes": verdict.stuck_nodes,

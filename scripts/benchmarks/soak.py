@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from benchmarks.process_tree import BenchmarkError, process_tree, pss_bytes
 
 _PAYLOADS = Path(__file__).parent / "payload"
 _RANKS = 4
+_LINES_A_SECOND = 100_000
 _POLL_S = 0.2
 _FADE_S = 5.0
 
@@ -54,17 +55,23 @@ class Sight:
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write every count to this file.")
 def command(launches: int, restarts: int, lines: int, json_path: str | None) -> None:
+    sights: dict[str, list[Sight]] = {}
+    notes: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         soak = _Soak(Path(folder))
-        sights = {f"{launches} launches, 4 local ranks": soak.launches(launches, None)}
-        if why_impossible() is None:
-            with Cluster(cluster_prefix()) as cluster:
-                cluster.up(2)
-                sights[f"{launches} launches, 2 hosts over ssh"] = soak.launches(launches, cluster)
-        sights[f"1 launch, {restarts} restarts"] = soak.restarts(restarts)
-        sights[f"1 launch, {lines:,} lines"] = soak.lines(lines)
+        jobs: dict[str, Callable[[], list[Sight]]] = {
+            f"{launches} launches, 4 local ranks": lambda: soak.launches(launches, None),
+            f"{launches} launches, 2 hosts over ssh": lambda: soak.launches_over_hosts(launches),
+            f"1 launch, {restarts} restarts": lambda: soak.restarts(restarts),
+            f"1 launch, {lines:,} lines": lambda: soak.lines(lines),
+        }
+        for name, run in jobs.items():
+            try:
+                sights[name] = run()
+            except (BenchmarkError, subprocess.SubprocessError) as error:
+                notes.append(f"{name}: {error}")
     figures.progress("")
-    figures.Part("soak", [_table(sights)], [], []).print()
+    figures.Part("soak", [_table(sights)], notes, []).print()
     if json_path is not None:
         record = {name: [asdict(sight) for sight in seen] for name, seen in sights.items()}
         Path(json_path).write_text(json.dumps({"machine": figures.machine(), **record}, indent=2) + "\n")
@@ -93,6 +100,14 @@ class _Soak:
                 sights.append(self._left(i, marked, cluster))
         return sights
 
+    def launches_over_hosts(self, number: int) -> list[Sight]:
+        reason = why_impossible()
+        if reason is not None:
+            raise BenchmarkError(f"left out: {reason}")
+        with Cluster(cluster_prefix()) as cluster:
+            cluster.up(2)
+            return self.launches(number, cluster)
+
     def _left(self, at: int, marked: Marked, cluster: Cluster | None) -> Sight:
         """After a moment in which a server may notice that its client is gone."""
         deadline = time.monotonic() + _FADE_S
@@ -110,8 +125,10 @@ class _Soak:
         return self._watched(argv, b"dslaunch: restart ", number, with_agents=False)
 
     def lines(self, number: int) -> list[Sight]:
+        """Slowly enough that none has to be left out: that is what another benchmark looks at."""
         options = ["-q", "--num_gpus", str(_RANKS), "--no_local_rank"]
-        argv = [peers.DSLAUNCH, *options, str(_PAYLOADS / "many_lines.py"), str(number // _RANKS)]
+        words = [str(number // _RANKS), str(_LINES_A_SECOND // _RANKS)]
+        argv = [peers.DSLAUNCH, *options, str(_PAYLOADS / "many_lines.py"), *words]
         return self._watched(argv, b"xxx\n", number // _RANKS * _RANKS, with_agents=True)
 
     def _watched(self, argv: Sequence[str], word: bytes, number: int, *, with_agents: bool) -> list[Sight]:
