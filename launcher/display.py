@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dslaunch.hostfile import fold_names
 from dslaunch.launcher import wire
 from dslaunch.launcher.again import command_again
+from dslaunch.launcher.clock_offset import ClockOffset
 from dslaunch.launcher.console import Console
 from dslaunch.launcher.counted import counted
 from dslaunch.launcher.fold import ranges
@@ -125,6 +126,11 @@ class Display:
                     self._warn(f"{host}: cannot be ended (D: uninterruptible sleep): {', '.join(stuck)}")
             case _:
                 pass
+
+    def clock_is_known(self, node_rank: int, offset: ClockOffset) -> None:
+        """Better than before."""
+        if self._folder is not None:
+            self._folder.write_clock(node_rank, offset)
 
     def on_action(self, action: Action) -> None:
         match action:

@@ -189,10 +189,11 @@ class Run:
         """The input with its time by this machine's clock, so that exits on several nodes can be ordered."""
         match what:
             case FromAgent(node_rank, wire.Heartbeat(sent_ns, echo_ns)):
-                offset = self._offsets.get(node_rank, ClockOffset())
-                self._offsets[node_rank] = offset.heard(
-                    echo_ns=echo_ns, sent_ns=sent_ns, now_ns=time.time_ns()
-                )
+                before = self._offsets.get(node_rank, ClockOffset())
+                offset = before.heard(echo_ns=echo_ns, sent_ns=sent_ns, now_ns=time.time_ns())
+                self._offsets[node_rank] = offset
+                if offset != before:
+                    self._display.clock_is_known(node_rank, offset)
             case FromAgent(node_rank, wire.Exited() as exited):
                 offset = self._offsets.get(node_rank, ClockOffset())
                 return FromAgent(node_rank, exited._replace(time_ns=offset.to_launcher_ns(exited.time_ns)))

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from dslaunch.launcher import wire
+from dslaunch.launcher.clock_offset import ClockOffset
 from dslaunch.launcher.environment import all_masked
 from dslaunch.launcher.errors import LaunchError, UsageError
 from dslaunch.launcher.plan import LaunchPlan
@@ -91,6 +92,10 @@ class RunFolder:
             case Deadline():
                 record = {"event": "Deadline", "which": what.name}
         self._write_event(record)
+
+    def write_clock(self, node_rank: int, offset: ClockOffset) -> None:
+        """How far a node's clock is from ours: added to its time it gives ours, as told after this."""
+        self._write_event({"event": "Clock", "node_rank": node_rank, **asdict(offset)})
 
     def _write_event(self, record: Mapping[str, object]) -> None:
         self._events.write(json.dumps({"launcher_time_ns": time.time_ns(), **record}) + "\n")

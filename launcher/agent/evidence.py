@@ -7,6 +7,9 @@ import signal
 from typing import NamedTuple
 
 _MIB = 1 << 20
+_MAX_MESSAGES = 20_000
+"""Of the kernel's log, which gives one at a time."""
+_MAX_SAID_CHARS = 160
 
 
 class OomCounts(NamedTuple):
@@ -24,11 +27,11 @@ def oom_counts(root: str = "/") -> OomCounts:
     )
 
 
-def explain(returncode: int, before: OomCounts, root: str = "/") -> str:
+def explain(returncode: int, pid: int, before: OomCounts, root: str = "/") -> str:
     """A sentence about an end by a signal that the launcher did not send; "" where nothing is known."""
     match -returncode:
         case signal.SIGKILL:
-            return _explain_kill(before, root)
+            return _explain_kill(pid, before, root)
         case signal.SIGBUS:
             return _explain_bus(root)
         case signal.SIGXCPU | signal.SIGXFSZ:
@@ -37,7 +40,10 @@ def explain(returncode: int, before: OomCounts, root: str = "/") -> str:
             return ""
 
 
-def _explain_kill(before: OomCounts, root: str) -> str:
+def _explain_kill(pid: int, before: OomCounts, root: str) -> str:
+    said = _kernel_said(f"Killed process {pid} (", os.path.join(root, "dev/kmsg"))
+    if said:
+        return f"out of memory, by the kernel's log: {said}"
     now = oom_counts(root)
     if now.cgroup > before.cgroup:
         limit = _read(os.path.join(_cgroup(root), "memory.max")).strip()
@@ -46,6 +52,31 @@ def _explain_kill(before: OomCounts, root: str) -> str:
     if now.host > before.host:
         return "out of memory: the kernel's OOM killer acted on this host while it ran"
     return "not by dslaunch, and the kernel's OOM killer has not acted: someone else, or a batch system"
+
+
+def _kernel_said(words: str, path: str) -> str:
+    """The newest message with these words in the kernel's log; "" where it cannot be read."""
+    log = b""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        for _ in range(_MAX_MESSAGES):
+            try:
+                record = os.read(fd, 8192)
+            except BrokenPipeError:
+                continue  # overwritten meanwhile: the next read goes on behind it
+            if not record:
+                break
+            log += record
+    except OSError:
+        pass  # EAGAIN: that was the last one
+    finally:
+        os.close(fd)
+    lines = log.decode("utf-8", "replace").splitlines()
+    found = [line.partition(";")[2] for line in lines if words in line]
+    return found[-1][:_MAX_SAID_CHARS] if found else ""
 
 
 def _explain_bus(root: str) -> str:

@@ -131,5 +131,5 @@ class Ranks:
         now_ns = time.time_ns()
         process.reaped(returncode)
         self._drain(process)
-        note = "" if ended_by_us else evidence.explain(returncode, self._oom_counts)
+        note = "" if ended_by_us else evidence.explain(returncode, process.pid, self._oom_counts)
         self._tell(Exited(process.rank, returncode, now_ns, note))

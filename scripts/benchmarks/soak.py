@@ -22,6 +22,8 @@ from benchmarks.marked import MARKER, Marked, parent
 from benchmarks.process_tree import BenchmarkError, process_tree, pss_bytes
 
 _PAYLOADS = Path(__file__).parent / "payload"
+_DSLAUNCH = (peers.DSLAUNCH, "--master_port", str(20_000 + os.getpid() % 9_000))
+"""On a port of its own: others on this machine may launch at the same moment."""
 _RANKS = 4
 _LINES_A_SECOND = 100_000
 _POLL_S = 0.2
@@ -89,7 +91,7 @@ class _Soak:
     def launches(self, number: int, cluster: Cluster | None) -> list[Sight]:
         """What is left after the first tenth of them, and after all."""
         hosts = [] if cluster is None else _over(cluster)
-        argv = [peers.DSLAUNCH, "-q", *(hosts or ["--num_gpus", str(_RANKS)]), str(_PAYLOADS / "rank.py")]
+        argv = [*_DSLAUNCH, "-q", *(hosts or ["--num_gpus", str(_RANKS)]), str(_PAYLOADS / "rank.py")]
         names = {} if cluster is None else {f"/run/netns/{cluster.layout.netns(h)}": h for h in cluster.hosts}
         marked = Marked(self._job, names)
         sights = []
@@ -121,14 +123,14 @@ class _Soak:
 
     def restarts(self, number: int) -> list[Sight]:
         options = ["--num_gpus", "2", "--max_restarts", str(number), "--no_local_rank"]
-        argv = [peers.DSLAUNCH, *options, str(_PAYLOADS / "fails_again.py"), str(number)]
+        argv = [*_DSLAUNCH, *options, str(_PAYLOADS / "fails_again.py"), str(number)]
         return self._watched(argv, b"dslaunch: restart ", number, with_agents=False)
 
     def lines(self, number: int) -> list[Sight]:
         """Slowly enough that none has to be left out: that is what another benchmark looks at."""
         options = ["-q", "--num_gpus", str(_RANKS), "--no_local_rank"]
         words = [str(number // _RANKS), str(_LINES_A_SECOND // _RANKS)]
-        argv = [peers.DSLAUNCH, *options, str(_PAYLOADS / "many_lines.py"), *words]
+        argv = [*_DSLAUNCH, *options, str(_PAYLOADS / "many_lines.py"), *words]
         return self._watched(argv, b"xxx\n", number // _RANKS * _RANKS, with_agents=True)
 
     def _watched(self, argv: Sequence[str], word: bytes, number: int, *, with_agents: bool) -> list[Sight]:

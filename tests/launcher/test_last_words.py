@@ -69,17 +69,32 @@ def host(tmp_path: Path) -> Path:
 def test_memory_that_ran_out(host: Path) -> None:
     assert oom_counts(str(host)) == OomCounts(1, 4)
     root = str(host)
-    assert explain(-9, OomCounts(0, 3), root) == (
+    assert explain(-9, 77, OomCounts(0, 3), root) == (
         "out of memory: the kernel killed it at its cgroup's limit of 1024 MiB"
     )
-    assert explain(-9, OomCounts(1, 3), root).startswith(
+    assert explain(-9, 77, OomCounts(1, 3), root).startswith(
         "out of memory: the kernel's OOM killer acted on this host"
     )
-    assert explain(-9, OomCounts(1, 4), root).startswith("not by dslaunch")
+    assert explain(-9, 77, OomCounts(1, 4), root).startswith("not by dslaunch")
 
 
 def test_other_ends(host: Path) -> None:
-    assert explain(-7, OomCounts(0, 0), str(host)).startswith("often a full /dev/shm: ")
-    assert explain(-11, OomCounts(0, 0), str(host)) == ""
-    assert explain(3, OomCounts(0, 0), str(host)) == ""
+    assert explain(-7, 77, OomCounts(0, 0), str(host)).startswith("often a full /dev/shm: ")
+    assert explain(-11, 77, OomCounts(0, 0), str(host)) == ""
+    assert explain(3, 77, OomCounts(0, 0), str(host)) == ""
     assert oom_counts(str(host / "nowhere")) == OomCounts(0, 0)
+
+
+def test_the_kernels_log_names_the_process_that_it_killed(host: Path) -> None:
+    log = host / "dev/kmsg"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text(
+        "4,1,10,-;Out of memory: Killed process 7 (python) total-vm:1kB\n"
+        "3,2,11,-;Memory cgroup out of memory: Killed process 77 (python) total-vm:9kB, anon-rss:8kB\n"
+        "6,3,12,-;oom_reaper: reaped process 77 (python)\n"
+    )
+    assert explain(-9, 77, OomCounts(1, 4), str(host)) == (
+        "out of memory, by the kernel's log: "
+        "Memory cgroup out of memory: Killed process 77 (python) total-vm:9kB, anon-rss:8kB"
+    )
+    assert explain(-9, 78, OomCounts(1, 4), str(host)).startswith("not by dslaunch")
