@@ -225,6 +225,8 @@ class Display:
             self._folder.write_flights(seen.flights)
         if is_ended:
             return
+        if self._folder is not None:
+            self._folder.write_input(hung)
         for line in (f"no progress for {hung.after_s:g} s: {hung.what}", *hung.places):
             self._warn(line)
         self._warn("nothing is done about it: see --hang_timeout")

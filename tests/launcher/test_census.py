@@ -18,6 +18,7 @@ from dslaunch.launcher.census import Kind, group, lines
 from dslaunch.launcher.stacks import Frame, communicates, main_thread, place
 
 PAYLOAD = str(Path(__file__).with_name("payload.py"))
+SLEEP = "sleep" if sys.version_info >= (3, 11) else "select"
 SITE = "/v/lib/python3.11/site-packages"
 COLLECTIVE = f"""\
 main thread 0x7f01
@@ -195,7 +196,7 @@ def test_a_failure_tells_where_the_others_were(
     said = result.stderr.partition("the others were:\n")[2].splitlines()
     said = [re.sub(r":\d+", ":N", line.removeprefix("dslaunch:     ")) for line in said]
     assert [line.replace("in select", "in sleep") for line in said] == [  # Python 3.10 sleeps by select
-        "rank 0 in _sleep payload.py:N, waits in sleep",
+        f"rank 0 in _sleep payload.py:N, waits in {SLEEP}",
         "rank 1 in endless payload.py:N, running",
         "rank 2 in blocked payload.py:N, waits in read of pipe",
         "rank 3 stopped (SIGSTOP)",

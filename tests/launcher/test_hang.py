@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from dslaunch.launcher.plan import LaunchPlan, Master
 from dslaunch.launcher.supervise import FromAgent
 from dslaunch.launcher.verdict import JobHung
 
+SLEEP = "sleep" if sys.version_info >= (3, 11) else "select"
 PAYLOAD = str(Path(__file__).with_name("payload.py"))
 
 
@@ -252,7 +254,7 @@ def test_the_rank_that_holds_the_others_up_is_named(
     used = "0-1,3" if how == "endless" else "0-3"
     assert said == [
         f"the job hangs: for 2 s no rank has written anything, and ranks {used} used no CPU",
-        "dslaunch:     ranks 0-1,3 in _sleep payload.py:N, waits in sleep",
+        f"dslaunch:     ranks 0-1,3 in _sleep payload.py:N, waits in {SLEEP}",
         f"dslaunch:     rank 2 {where}  <- the odd ones",
         "dslaunch: ended because of it: ranks 0, 1, 2, 3",
     ]
