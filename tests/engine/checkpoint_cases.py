@@ -444,3 +444,31 @@ def full_disk(directory: str, asynchronous: bool) -> tuple[str, list[str]]:
     save("second")
     fresh.load_checkpoint(directory)
     return caught.value.what, wrong + unequal(state_of(engine), state_of(fresh))
+
+
+def without_an_optimizer(directory: str) -> list[str]:
+    """A trained checkpoint into engines that only run the model, and what such a one saves into another."""
+    trained = engine_of(2, True, 1)
+    train(trained, 2, 5)
+    trained.save_checkpoint(directory, tag="trained")
+    expected = consolidated(trained.module, False, True)
+    wrong = []
+    for stage in (0, 3):
+        torch.manual_seed(9)
+        model = Net(("tied", "frozen"))
+        model.register_buffer("seen", torch.zeros(3))
+        config = {
+            "train_batch_size": GLOBAL_BATCH,
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 20},
+            "log_level": "error",
+        }
+        engine = deepspeed.initialize(model=model, config=config)[0]
+        for tag in ("trained", f"run{3 - stage}"):
+            if tag == "trained" or Path(directory, tag).exists():
+                engine.load_checkpoint(directory, tag)
+                found = consolidated(engine.module, False, True)
+                wrong += [f"{stage} from {tag}: {name}" for name in different(expected, found)]
+        engine.save_checkpoint(directory, tag=f"run{stage}")
+        dist.barrier()
+    return wrong

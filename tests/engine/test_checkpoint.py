@@ -328,3 +328,9 @@ def test_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["lives"] == 6
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_model_is_loaded_without_an_optimizer(ranks: RankPool, tmp_path: Path, world: int) -> None:
+    said = ranks.run(world, "checkpoint_cases", "without_an_optimizer", str(tmp_path))
+    assert said == [[]] * world

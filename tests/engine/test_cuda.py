@@ -68,3 +68,15 @@ def test_gpus_train_as_a_plain_loop(world: int, seed: int, tmp_path: Path) -> No
         assert far["norm"] < (0.02 if rounded else 1e-4), (seed, name, far)
         assert far["master_max"] <= (2 * LR * NUM_STEPS if rounded else 1e-4), (seed, name, far)
         assert far["master_mean"] < 0.02 * LR * NUM_STEPS, (seed, name, far)
+
+
+def test_checkpoints_come_back_at_another_world_size() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    environ = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+    ran = subprocess.run(
+        [sys.executable, str(HERE / "cuda_checkpoint_cases.py")], env=environ, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    assert [(one["world"], one["loads"], one["wrong"]) for one in told] == [(2, 11, []), (4, 22, [])]
