@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A checkpoint before it is written; of `manifest` only `files` is missing."""
+    """A checkpoint before it is written; of `manifest` only `files` and the time are missing."""
 
     tensors: Mapping[str, torch.Tensor]  # this rank's, as they lie in the engine
     state: bytes | None  # rank 0's: what is not tensors of the model
@@ -40,7 +40,6 @@ class What:
     """What a checkpoint is called, and what goes in beside and instead of the engine's state."""
 
     tag: str
-    saved_at: float  # the same on all ranks
     client_state: Mapping[str, object]
     exclude_frozen: bool
 
@@ -76,7 +75,7 @@ def collect(engine: Engine, what: What) -> Contents:
         )
     manifest = Manifest(
         tag=what.tag,
-        saved_at=what.saved_at,
+        saved_at=0.0,
         world_size=world,
         zero_stage=engine.zero_optimization_stage(),
         dtype=engine.settings.dtype,

@@ -13,7 +13,6 @@ from dslaunch.engine import checkpoint_files as files
 from dslaunch.engine import checkpoint_manifest as manifests
 from dslaunch.engine import log
 from dslaunch.engine.checkpoint_source import NativeSource, SavedState, Source, state_from
-from dslaunch.engine.checkpoint_storage import host_leaders
 from dslaunch.engine.deepspeed_source import DeepSpeedSource, Names, is_deepspeed
 from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.ranks import Ranks
@@ -88,7 +87,7 @@ def _candidates(ranks: Ranks, load_dir: Path, tag: str | None) -> list[str]:
 
 
 def _open(ranks: Ranks, load_dir: Path, tag: str, trained: Names | None) -> Found:
-    rank, leaders = ranks.world.rank, host_leaders(ranks)
+    rank, leaders = ranks.world.rank, ranks.leaders
     opened: list[Source] = []
 
     def look() -> None:

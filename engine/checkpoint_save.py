@@ -18,7 +18,7 @@ from dslaunch.engine.checkpoint_contents import Contents, What, collect
 from dslaunch.engine.checkpoint_files import FileSum
 from dslaunch.engine.checkpoint_storage import Storage, find_storage
 from dslaunch.engine.errors import CheckpointError
-from dslaunch.engine.ranks import Ranks
+from dslaunch.engine.ranks import Ranks, raise_first, words_of
 from dslaunch.engine.tensor_files import write_tensors
 
 if TYPE_CHECKING:
@@ -70,16 +70,17 @@ def save(engine: Engine, request: SaveRequest) -> None:
 def prepare(engine: Engine, request: SaveRequest) -> SaveJob:
     """Agree on what to save, collect it and make room for it. Collective."""
     ranks = engine.ranks
-    told = ranks.gather((request.tag, time.time()))
-    tags = [tag for tag, _ in told]
+    what = What(request.tag, request.client_state, request.exclude_frozen_parameters)
+    collected: list[Contents] = []
+    error = ranks.attempt(lambda: collected.append(collect(engine, what)))
+    told = ranks.gather((request.tag, time.time(), words_of(error)))
+    tags = [tag for tag, _, _ in told]
     if len(set(tags)) > 1:
         raise CheckpointError(f"ranks save under different tags: {', '.join(tags)}", "pass the same tag")
-    what = What(
-        files.checked_tag(request.tag), told[0][1], request.client_state, request.exclude_frozen_parameters
-    )
-    collected: list[Contents] = []
-    ranks.settle(ranks.attempt(lambda: collected.append(collect(engine, what))))
-    job = SaveJob(request, find_storage(ranks, request.save_dir), collected[0])
+    files.checked_tag(request.tag)
+    raise_first(failed for _, _, failed in told)
+    contents = replace(collected[0], manifest=replace(collected[0].manifest, saved_at=told[0][1]))
+    job = SaveJob(request, find_storage(ranks, request.save_dir), contents)
 
     def make_room() -> None:
         if job.storage.leads:

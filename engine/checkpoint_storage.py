@@ -6,9 +6,7 @@ for each other. On each storage one rank, its leader, makes, renames and removes
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,22 +30,16 @@ class Storage:
         return self.leader_of[rank] == self.leader_of[self.rank]
 
 
-def host_leaders(ranks: Ranks) -> list[int]:
-    """The first rank on each rank's host, by rank. Collective."""
-    hosts = ranks.gather(os.environ.get("DSLAUNCH_HOST") or socket.gethostname())
-    return [hosts.index(host) for host in hosts]
-
-
 def find_storage(ranks: Ranks, save_dir: Path) -> Storage:
-    """Who shares `save_dir`, which is made. Collective; CheckpointError where it cannot be written."""
-    leader = host_leaders(ranks)
+    """Who shares `save_dir`. Collective where there are several hosts.
+
+    CheckpointError where a host cannot write there.
+    """
+    leader = ranks.leaders
     own = leader[ranks.world.rank]
     is_leader = own == ranks.world.rank
     if len(set(leader)) == 1:
-        ranks.settle(
-            ranks.attempt(lambda: save_dir.mkdir(parents=True, exist_ok=True) if is_leader else None)
-        )
-        return Storage(ranks.world.rank, tuple(leader))
+        return Storage(ranks.world.rank, leader)
     token = ranks.from_first(secrets.token_hex(8))
     probe = save_dir / f".seen-{token}-{ranks.world.rank}"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar, cast
 
@@ -37,6 +38,7 @@ class Ranks:
     world: World
     control: GroupRef | None = None
     door: GroupRef | None = None  # everything on it ends within the timeout of `enter`
+    leaders: tuple[int, ...] = (0,)  # by rank: the first rank on the same host
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -113,9 +115,19 @@ class Ranks:
 
     def settle(self, error: CheckpointError | None) -> None:
         """Raise on every rank the first error that any rank has."""
-        for found in self.gather(None if error is None else (error.what, error.hint)):
-            if found is not None:
-                raise CheckpointError(*found)
+        raise_first(self.gather(words_of(error)))
+
+
+def words_of(error: CheckpointError | None) -> tuple[str, str] | None:
+    """An error as it travels."""
+    return None if error is None else (error.what, error.hint)
+
+
+def raise_first(told: Iterable[tuple[str, str] | None]) -> None:
+    """Raise the first error of all ranks, if there is one."""
+    for words in told:
+        if words is not None:
+            raise CheckpointError(*words)
 
 
 def join(world: World) -> Ranks:
@@ -127,7 +139,9 @@ def join(world: World) -> Ranks:
     assert isinstance(group, dist.ProcessGroup)
     assert isinstance(door, dist.ProcessGroup)
     dist.barrier(group)  # a rank that is done early must not leave while others still connect
-    return Ranks(world, weakref.ref(group), weakref.ref(door))
+    ranks = Ranks(world, weakref.ref(group), weakref.ref(door))
+    hosts = ranks.gather(os.environ.get("DSLAUNCH_HOST") or socket.gethostname())
+    return replace(ranks, leaders=tuple(hosts.index(host) for host in hosts))
 
 
 def join_background(world: World) -> Ranks:
