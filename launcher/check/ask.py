@@ -30,10 +30,11 @@ from dslaunch.launcher.survey.records import (
 from dslaunch.launcher.verdict import how_it_ended
 
 _NUM_BEATS = 3
-_TRAVEL_S = 4.0
-"""For an answer to be started and to travel, beyond the time that the surveyor takes."""
+_TRAVEL_S = 20.0
+"""For a surveyor to be started, perhaps from a cold shared file system, and for its answer to travel."""
 _FAREWELL_S = 0.5
-_LIMITS_S = {False: 4.0, True: 10.0}
+_LIMIT_S = 10.0
+"""For a surveyor to look at all things; what it does not know by then it does not tell."""
 
 
 async def ask_hosts(resolved: Resolved, *, is_thorough: bool, start_s: float) -> Sequence[HostAnswer]:
@@ -74,7 +75,7 @@ class _Asking:
         for _ in range(_NUM_BEATS):
             self._fleet.send(wire.Heartbeat(time.time_ns(), 0))
         self._fleet.begin(self._surveys(asked))
-        limit_s = _LIMITS_S[self._is_thorough] + _TRAVEL_S
+        limit_s = _LIMIT_S + _TRAVEL_S
         await self._until(lambda one: one.answer is not None, limit_s)
         for late in self._open(lambda one: one.answer is not None):
             self._fail(late, f"told nothing of itself in {limit_s:g} s", "look at its load and its disks")
@@ -191,7 +192,7 @@ class _Asking:
             master=request.master_addr or asked[0].host,
             calls=tuple(calls),
             doors=tuple(doors),
-            limit_s=_LIMITS_S[self._is_thorough],
+            limit_s=_LIMIT_S,
         )
 
     def _ready(self, node: NodePlan) -> wire.Ready:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 import yaml
 from launch_site import ROOT
@@ -184,13 +185,16 @@ def test_every_command_of_the_pages_has_options_that_exist(page: Path) -> None:
     known = {name for option in COMMAND.params for name in option.opts}
     for line in re.findall(r"^(?:\$ )?(dslaunch(?:ctl)? .*)$", (ROOT / page).read_text(), re.MULTILINE):
         words = shlex.split(line, comments=True)
+        own = known
         if words[0] == "dslaunchctl":
-            assert words[1] in companions.commands, line
-            own = {name for option in companions.commands[words[1]].params for name in option.opts}
-        else:
-            own = known
+            command: click.Command = companions
+            while isinstance(command, click.Group):
+                words.pop(0)
+                assert words[0] in command.commands, line
+                command = command.commands[words[0]]
+            own = {name for option in command.params for name in option.opts}
         for word in words[1:]:
-            if not word.startswith("-") and words[0] == "dslaunch" and word.endswith(".py"):
+            if not word.startswith("-") and own is known and word.endswith(".py"):
                 break  # what follows belongs to the script
             if word == "--":
                 break

@@ -233,7 +233,7 @@ def test_the_command_makes_a_page_of_a_real_run(run: Run, environ: Mapping[str, 
         "import os, time; print('up', flush=True); time.sleep(1.2); 1 / int(os.environ['RANK'])"
     )
     failed = run("--num_gpus=2", "--accelerator=cpu", "--preflight=fast", "--run_dir=kept", "train.py")
-    assert failed.returncode == 1
+    assert failed.returncode == 1, failed.stderr
     ran = subprocess.run(
         [*CTL, "view", "kept"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
     )
