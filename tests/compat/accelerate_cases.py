@@ -113,5 +113,53 @@ def config_file() -> None:
     assert losses[-2] < 2 * losses[0]
 
 
+def two_models() -> None:
+    """A model that is trained and one that only answers, each with a plugin of its own."""
+    plugins = {
+        "student": DeepSpeedPlugin(zero_stage=2, gradient_accumulation_steps=1, gradient_clipping=0.5),
+        "teacher": DeepSpeedPlugin(hf_ds_config={
+            "train_micro_batch_size_per_gpu": 4,
+            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+            "zero_optimization.reduce_bucket_size": 1000,  # as TRL writes it
+        }),
+    }  # fmt: skip
+    ours = accelerator(deepspeed_plugins=plugins)
+    assert ours.state.get_deepspeed_plugin("student").selected
+    model, optimizer, data, scheduler = ours.prepare(*parts())
+    ours.state.select_deepspeed_plugin("teacher")
+    others = Accelerator()
+    teacher, *_ = parts()
+    expected = teacher(torch.ones(3, 8)).tolist()
+    teacher = others.prepare(teacher)
+    ours.state.select_deepspeed_plugin("student")
+    for inputs, _ in data:
+        with torch.no_grad():
+            targets = teacher(inputs)
+        ours.backward((model(inputs) - targets - 1).square().mean())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        ones = torch.ones(3, 8, device=ours.device)
+        close(teacher(ones).tolist(), expected)
+        assert (model(ones).cpu() - torch.tensor(expected)).abs().sum() > 0
+
+
+def options() -> None:
+    """Offload, bf16, zero.Init by the plugin, compiling, and letting go of an engine."""
+    plain = accelerator()
+    expected = train(plain, plain.prepare(*parts()))
+    ours = engine(2, offload_optimizer_device="cpu")
+    prepared = ours.prepare(*parts())
+    close(train(ours, prepared), expected)
+    ours.free_memory(*prepared)
+    ours = engine(3, zero3_init_flag=True)
+    close(train(ours, ours.prepare(*parts())), expected)
+    plugin = DeepSpeedPlugin(zero_stage=1, gradient_accumulation_steps=NUM_ACCUMULATED, gradient_clipping=0.5)
+    ours = accelerator(deepspeed_plugin=plugin, mixed_precision="bf16")
+    prepared = ours.prepare(*parts())
+    assert next(prepared[0].parameters()).dtype == torch.bfloat16
+
+
 if __name__ == "__main__":
-    sys.exit(run_cases([stages, state, config_file]))
+    sys.exit(run_cases([stages, state, config_file, two_models, options]))

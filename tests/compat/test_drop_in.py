@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def launch(num_ranks: int, script: str, *arguments: object) -> list[str]:
     """What rank 0 has said of its cases."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     options = ("--accelerator=cpu", f"--num_gpus={num_ranks}", "--engine=bundled")
     result = subprocess.run(
         [*DSLAUNCH, *options, str(HERE / script), *map(str, arguments)],
@@ -45,7 +45,7 @@ def test_trainer_on_one_rank_goes_on_from_two(folder: Path) -> None:
 
 
 def test_accelerate(folder: Path) -> None:
-    cases = ("stages", "state", "config_file")
+    cases = ("stages", "state", "config_file", "two_models", "options")
     assert launch(2, "accelerate_cases.py", folder) == [f"{case} ok" for case in cases]
 
 

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer on the engine and without one. Started and answered as trainer_cases.py."""
+"""TRL's trainers on the engine and without one. Started and answered as trainer_cases.py."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from trainer_cases import TEXT, ds_config, forget_config, fresh_model
 from transformers import PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -57,5 +57,27 @@ def adapters() -> None:
     close(tune(ds_config(3), peft_config=settings), tune(None, peft_config=settings))
 
 
+def preferences() -> None:
+    """DPO at stage 3: the reference model is an engine without an optimizer."""
+    seen: list[list[float]] = []
+    for config in (None, ds_config(3)):
+        forget_config()
+        given = DPOConfig(
+            str(folder() / "dpo"), deepspeed=config, use_cpu=config is None and not torch.cuda.is_available(),
+            max_steps=3, per_device_train_batch_size=2, logging_steps=1, learning_rate=1e-2, report_to=[],
+            save_strategy="no", max_length=32, disable_tqdm=True, bf16=False, gradient_checkpointing=False,
+        )  # fmt: skip
+        columns = {"prompt": "how do you do ", "chosen": "very well", "rejected": "go away"}
+        tokens = {"pad_token_id": 0, "eos_token_id": 1}
+        trainer = DPOTrainer(
+            model=fresh_model(**tokens), ref_model=fresh_model(**tokens), args=given,
+            processing_class=tokenizer(),
+            train_dataset=Dataset.from_dict({name: [text] * 16 for name, text in columns.items()}),
+        )  # fmt: skip
+        trainer.train()
+        seen.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    close(seen[1], seen[0])
+
+
 if __name__ == "__main__":
-    sys.exit(run_cases([supervised, adapters]))
+    sys.exit(run_cases([supervised, adapters, preferences]))
