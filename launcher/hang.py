@@ -60,6 +60,8 @@ class HangWatch:
     """Feed it the run's inputs, and ask now and then; `now` is in seconds on a monotonic clock."""
 
     after_s: float
+    is_strict: bool = False
+    """Whether silence alone makes a job of several ranks suspect, however busy they are."""
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _wrote_first_at: float | None = None
     _wrote_at: float = 0.0
@@ -95,7 +97,8 @@ class HangWatch:
         if not self._ranks or silent_s < self.after_s:
             return None
         idle = [rank for rank, seen in self._ranks.items() if now - seen.busy_at >= self.after_s]
-        if idle or (self._was_regular(silent_s) and len(self._ranks) > 1):
+        is_suspect = self.is_strict or self._was_regular(silent_s)
+        if idle or (is_suspect and len(self._ranks) > 1):
             return Suspicion(silent_s, tuple(sorted(idle)))
         return None
 

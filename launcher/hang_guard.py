@@ -32,7 +32,9 @@ class HangGuard:
 
     def __init__(self, limit: HangLimit, census: CensusTaker, found: Found, *, is_alone: bool) -> None:
         """`is_alone` is false where other launchers run the job's other nodes."""
-        self._watch = HangWatch(limit.after_s)
+        # Who gives a limit to end the job at has said how long it may be silent. What ranks use that wait for
+        # a device tells nothing: they spin, and an idle one's libraries can use a tenth of a CPU.
+        self._watch = HangWatch(limit.after_s, is_strict=limit.kill)
         self._census = census
         self._found = found
         self._is_alone = is_alone

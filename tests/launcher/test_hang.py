@@ -35,8 +35,8 @@ def plan_of(num_ranks: int) -> LaunchPlan:
 class Replay:
     """A job of several ranks, told second by second; `suspicions` are what the watch has said."""
 
-    def __init__(self, num_ranks: int, after_s: float) -> None:
-        self.watch = HangWatch(after_s)
+    def __init__(self, num_ranks: int, after_s: float, *, is_strict: bool = False) -> None:
+        self.watch = HangWatch(after_s, is_strict=is_strict)
         self.now = 1000.0
         self.cpu_ms = [0.0] * num_ranks
         self.suspicions: list[Suspicion] = []
@@ -107,6 +107,14 @@ def test_spinning_ranks_are_looked_at_when_regular_output_stops() -> None:
     job.suspicions.clear()
     job.go(59, [1.0, 1.0])
     assert job.suspicions == []
+
+
+def test_busy_ranks_that_never_wrote_are_looked_at_where_the_limit_is_strict() -> None:
+    job = Replay(2, 60, is_strict=True)
+    job.go(59, [1.0, 0.15])  # one waits for a device, the other's libraries poll
+    assert job.suspicions == []
+    job.go(2, [1.0, 0.15])
+    assert job.suspicions[0] == Suspicion(60.0, ())
 
 
 def test_longer_pauses_before_make_for_patience() -> None:
@@ -259,6 +267,30 @@ def test_the_rank_that_holds_the_others_up_is_named(
         "dslaunch: ended because of it: ranks 0, 1, 2, 3",
     ]
     assert "rank 2 on localhost" in (tmp_path / "run/census/hang.txt").read_text()
+
+
+SPINS = """
+import os, threading, time
+def poll():
+    while True:
+        until = time.monotonic() + 0.03
+        while time.monotonic() < until: pass
+        time.sleep(0.1)
+if os.environ["RANK"] == "1":
+    threading.Thread(target=poll, daemon=True).start()
+    time.sleep(3600)
+while True: pass
+"""
+
+
+def test_ranks_that_use_their_cpus_hang_where_nothing_moves(
+    run: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
+) -> None:
+    """As where a rank waits for a GPU: it spins, and the threads of its libraries poll."""
+    (tmp_path / "spins.py").write_text(SPINS)
+    result = run("--num_gpus=2", "--hang_timeout=2", "spins.py")
+    assert result.returncode == EXIT_HUNG, result.stderr
+    assert "and none has moved from its place" in result.stderr
 
 
 def test_a_warning_ends_nothing(run: Callable[..., "subprocess.CompletedProcess[str]"]) -> None:
