@@ -30,6 +30,7 @@ from dslaunch.launcher.survey.records import (
 from dslaunch.launcher.verdict import how_it_ended
 
 _NUM_BEATS = 3
+_STDOUT, _STDERR = 1, 2
 _TRAVEL_S = 20.0
 """For a surveyor to be started, perhaps from a cold shared file system, and for its answer to travel."""
 _FAREWELL_S = 0.5
@@ -56,7 +57,7 @@ class _Asking:
         self._fleet = fleet
         self._is_thorough = is_thorough
         self._inputs: asyncio.Queue[Input] = asyncio.Queue()
-        self._said: dict[int, str] = {}
+        self._said: dict[tuple[int, int], str] = {}
         self._closed: set[int] = set()
         self._started_at = time.monotonic()
         self.answers = {
@@ -108,7 +109,7 @@ class _Asking:
             case FromAgent(node_rank, wire.Refused(refusal, hint)):
                 self._fail(node_rank, refusal, hint)
             case FromAgent(node_rank, wire.Exited(_, returncode)):
-                said = self._said.get(2 * node_rank + 1, "").strip().rpartition("\n")[2]
+                said = self._said.get((node_rank, _STDERR), "").strip().rpartition("\n")[2]
                 self._fail(node_rank, f"its Python {how_it_ended(returncode)}: {said}", "see --python")
             case AgentClosed(node_rank, reason, hint):
                 self._closed.add(node_rank)
@@ -128,9 +129,9 @@ class _Asking:
         self.answers[node_rank] = replace(one, clock=clock)
 
     def _take(self, node_rank: int, stream: int, text: str) -> None:
-        said = self._said[2 * node_rank + stream - 1] = self._said.get(2 * node_rank + stream - 1, "") + text
+        said = self._said[node_rank, stream] = self._said.get((node_rank, stream), "") + text
         _, mark, line = said.partition(MARK)
-        if stream == 1 and mark and "\n" in line and self.answers[node_rank].answer is None:
+        if stream == _STDOUT and mark and "\n" in line and self.answers[node_rank].answer is None:
             try:
                 answer = answer_from_json(line.partition("\n")[0])
             except (ValueError, LookupError, TypeError) as error:
@@ -159,7 +160,13 @@ class _Asking:
         argv = survey_argv(host_python(self._resolved, host), request)
         rank = node.ranks[0]._replace(argv=argv)
         return node._replace(
-            cwd="/", script="", bound_cores=None, stdin_rank=None, ranks=(rank,), grace_s=1.0
+            cwd="/",
+            script="",
+            bound_cores=None,
+            stdin_rank=None,
+            ranks=(rank,),
+            grace_s=1.0,
+            lease_s=2 * (_LIMIT_S + _TRAVEL_S),  # no heartbeats are sent for so short a time
         )
 
     def _request(self, asked: Sequence[NodePlan], place: int, port: int) -> Request:

@@ -80,7 +80,7 @@ def history(lines: Iterable[str]) -> History:
     """Of the last run that these lines tell of. Raises ValueError where they tell of none."""
     events: list[Record] = []
     for event in records(lines):
-        if event["event"] == "Opened":
+        if event.get("event") == "Opened":
             events.clear()
         events.append(event)
     if not events:
@@ -99,7 +99,7 @@ def history(lines: Iterable[str]) -> History:
 
 
 def _take(attempt: Attempt, event: Record, at_s: float) -> None:
-    match event["event"]:
+    match event.get("event"):
         case "LookedOver":
             attempt.opened_s = at_s
         case "Plan":
