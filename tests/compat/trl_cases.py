@@ -7,13 +7,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import on_cpu  # noqa: F401
 import torch
+import torch.distributed as dist
 from case_runner import close, folder, run_cases
 from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
-from trainer_cases import TEXT, ds_config, forget_config, fresh_model
+from trainer_cases import TEXT, arguments, ds_config, forget_config, fresh_model
 from transformers import PreTrainedTokenizerFast
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -79,5 +80,39 @@ def preferences() -> None:
     close(seen[1], seen[0])
 
 
+def reward(completions: list[str], **_: Any) -> list[float]:
+    return [sum(map(ord, completion)) / 100 for completion in completions]
+
+
+def rewards() -> None:
+    """GRPO: the model generates at stage 3, and is trained on what it got for that."""
+    path = folder() / "base"
+    arguments(path, None)  # joins the ranks
+    if dist.get_rank() == 0:
+        fresh_model(pad_token_id=0, eos_token_id=1).save_pretrained(path)
+        tokenizer().save_pretrained(path)
+    dist.barrier()
+    seen: list[list[float]] = []
+    for config in (None, ds_config(2), ds_config(3)):
+        forget_config()
+        given = GRPOConfig(
+            str(folder() / "grpo"), deepspeed=config,
+            use_cpu=config is None and not torch.cuda.is_available(), max_steps=3,
+            per_device_train_batch_size=2, num_generations=2, logging_steps=1, learning_rate=1e-2,
+            report_to=[], save_strategy="no", max_completion_length=6, disable_tqdm=True, bf16=False,
+            gradient_checkpointing=False, beta=0.1, seed=7,
+        )  # fmt: skip
+        trainer = GRPOTrainer(
+            model=str(path), args=given, processing_class=tokenizer(), reward_funcs=reward,
+            train_dataset=Dataset.from_dict({"prompt": ["how do you do "] * 16}),
+        )  # fmt: skip
+        trainer.train()
+        steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+        seen.append([float(entry[name]) for entry in steps for name in ("loss", "reward", "kl")])
+    assert any(value != 0 for value in seen[0])
+    close(seen[1], seen[0], 1e-3)
+    close(seen[2], seen[0], 1e-3)
+
+
 if __name__ == "__main__":
-    sys.exit(run_cases([supervised, adapters, preferences]))
+    sys.exit(run_cases([supervised, adapters, preferences, rewards]))
