@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -12,7 +13,10 @@ from dslaunch.launcher.agent.facts import interfaces, source_address
 from dslaunch.launcher.survey.records import Call, Interface, Network, Request
 
 _CALL_S = 2.0
-"""How long a way may take; until then who refuses may not have opened yet."""
+"""How long a way may take."""
+_SPARE_S = 2.0
+"""Of the request's time, who refuses is called again until so much is left: its door may open late."""
+_REFUSED = os.strerror(errno.ECONNREFUSED)
 _RETRY_S = 0.02
 _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
@@ -23,7 +27,7 @@ class Doors:
     def __init__(self, request: Request) -> None:
         self.closed: list[tuple[str, str]] = []
         self._threads: list[threading.Thread] = []
-        self._until = time.monotonic() + request.limit_s
+        self._until = time.monotonic() + 2 * request.limit_s  # others may start later, and have as long
         for purpose, port, num_visitors in request.doors:
             try:
                 listening = _listen(port)
@@ -79,7 +83,7 @@ def network(request: Request) -> Network:
     calls: list[Call | None] = [None] * len(request.calls)
 
     def call(i: int, purpose: str, addresses: tuple[str, ...], port: int) -> None:
-        calls[i] = _call(purpose, addresses, port, str(request.place).encode())
+        calls[i] = _call(purpose, addresses, port, request)
 
     threads = [
         threading.Thread(target=call, args=(i, *asked), daemon=True) for i, asked in enumerate(request.calls)
@@ -100,18 +104,19 @@ def network(request: Request) -> Network:
     )
 
 
-def _call(purpose: str, addresses: tuple[str, ...], port: int, index: bytes) -> Call:
+def _call(purpose: str, addresses: tuple[str, ...], port: int, request: Request) -> Call:
     """The first address that answers with the greeting, tried in order, all of them again until in time."""
-    until = time.monotonic() + _CALL_S
+    begun_at = time.monotonic()
     each_s = _CALL_S / max(1, len(addresses))
     error = "has no address"
     while True:
         for address in addresses:
-            error = _try(address, port, _greeting(purpose), index, each_s)
+            error = _try(address, port, _greeting(purpose), str(request.place).encode(), each_s)
             if not error:
                 interface = interfaces().get(source_address(address), "")
                 return Call(purpose, address, interface, port, "")
-        if time.monotonic() + _RETRY_S > until:
+        patience_s = max(_CALL_S, request.limit_s - _SPARE_S) if error == _REFUSED else _CALL_S
+        if time.monotonic() + _RETRY_S > begun_at + patience_s:
             return Call(purpose, "", "", port, error)
         time.sleep(_RETRY_S)
 

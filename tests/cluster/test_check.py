@@ -154,7 +154,6 @@ def test_a_firewall_a_name_and_a_folder(site: Site, cluster: Cluster, worker_1: 
     on(cluster, worker_1, "ip", *(word.format("add") for word in rule))
     try:
         ran = check(site, "train.py")
-        refused = site.run("train.py", flags=["--preflight", "fast"])
         dropped = site.run("train.py", flags=["--drop_bad"])
     finally:
         on(cluster, worker_1, "ip", *(word.format("del") for word in rule))
@@ -167,8 +166,6 @@ def test_a_firewall_a_name_and_a_folder(site: Site, cluster: Cluster, worker_1: 
         "in its /etc/hosts, give worker-0 the address that others reach it by",
     ]
     assert ran.returncode == 1
-    assert (refused.returncode, refused.stdout) == (113, "")
-    assert "dslaunch: error: not launched: worker-1 cannot be used" in refused.stderr
     assert (dropped.returncode, sorted(dropped.stdout.split())) == (0, ["[worker-0:0]", "[worker-0:1]"])
 
 

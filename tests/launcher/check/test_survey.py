@@ -137,7 +137,7 @@ def test_calls_find_open_doors_and_nothing_else(tmp_path: Path) -> None:
                 ((), 1),
             )
         )
-        found = network(request(tmp_path, calls=calls))
+        found = network(request(tmp_path, calls=calls, limit_s=1.0))
         stranger.shutdown(socket.SHUT_RDWR)
     doors.wait()
     assert [(call.address, call.error) for call in found.calls] == [
@@ -148,6 +148,16 @@ def test_calls_find_open_doors_and_nothing_else(tmp_path: Path) -> None:
     ]
     assert found.calls[0].address.startswith("127.0.0.")
     assert found.calls[0].interface == "lo"
+
+
+def test_a_door_may_open_late(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    late = request(tmp_path, doors=(("any port", port, 1),))
+    opened = threading.Timer(2.5, lambda: Doors(late))
+    opened.start()
+    found = network(request(tmp_path, calls=(("any port", ("127.0.0.1",), port),), limit_s=30.0))
+    opened.join()
+    assert [(call.address, call.error) for call in found.calls] == [("127.0.0.1", "")]
 
 
 def test_a_door_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
