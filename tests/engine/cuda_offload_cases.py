@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 import dslaunch.engine as deepspeed
 from dslaunch.engine.lanes import Mark, StreamLane, Waitable
-from dslaunch.engine.sharded import ShardedBucket
 
 WIDTH, NUM_BLOCKS, NUM_STEPS, LR = 1024, 6, 4, 0.01
 LATE_CYCLES = 1_000_000  # of the GPU's clock: half a millisecond, of a copy's 0.04
@@ -180,13 +179,6 @@ def differences(name: str) -> dict[str, object]:
         with lanes():
             engine = engine_of(way, is_late)
             results[schedule] = train(engine, way)
-            assert engine.optimizer is not None
-            pinned = [b.host.grad.is_pinned() for b in engine.optimizer.buckets if b.host is not None]
-            pinned += [
-                b.param_shard.is_pinned()
-                for b in engine.optimizer.buckets
-                if isinstance(b, ShardedBucket) and b.is_kept_on_host
-            ]
             engine.destroy()
         del engine
         gc.collect()
@@ -201,7 +193,6 @@ def differences(name: str) -> dict[str, object]:
     engine.destroy()
     return {
         "changed": changed,
-        "pinned": all(pinned),
         "loss": (first[0] - without[0]).abs().max().item(),
         "master_mean": None if len(first) != len(without) else _mean_gap(first, without),
     }
