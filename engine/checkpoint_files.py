@@ -163,6 +163,9 @@ def clear_remains(save_dir: Path, in_use: Collection[Path]) -> None:
     for path in save_dir.glob(".*.saving"):
         if path.is_dir() and path not in in_use:
             shutil.rmtree(path, ignore_errors=True)
+    for path in save_dir.glob(".*.replaced"):
+        if (save_dir / path.name[1 : -len(".replaced")]).is_dir():  # its successor is in place
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_old(save_dir: Path, keep_last: int, newest: str) -> None:

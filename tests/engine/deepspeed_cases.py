@@ -118,3 +118,10 @@ def reload(directory: str, expected: str, stage: int, dtype: str) -> list[str]:
         for name, value in wanted.items()
         if not (torch.equal(value, found[name]) if isinstance(value, torch.Tensor) else value == found[name])
     ]
+
+
+def states(case: str) -> dict[str, torch.Tensor]:
+    """What a checkpoint brings into an engine at stage 1."""
+    engine = engine_of(1, case.split("-")[1])
+    engine.load_checkpoint(HERE / case)
+    return state_of(engine)

@@ -24,6 +24,16 @@ def test_loading(ranks: RankPool, case: str, world: int, stage: int) -> None:
     assert ranks.run(world, "deepspeed_cases", "load", case, stage) == [[]] * world
 
 
+def test_stages_bring_the_same_moments(ranks: RankPool) -> None:
+    """Where DeepSpeed does not tell them, they are those of another stage of the same training."""
+    numbered = ranks.run(1, "deepspeed_cases", "states", "stage0-fp32-world2")[0]
+    flat = ranks.run(1, "deepspeed_cases", "states", "stage1-fp32-world2")[0]
+    assert isinstance(numbered, dict)
+    assert isinstance(flat, dict)
+    for name, value in numbered.items():
+        assert torch.allclose(value, flat[name], rtol=1e-3, atol=1e-7), name
+
+
 class Trap:
     """Pickles as a call that must not happen."""
 
