@@ -107,6 +107,15 @@ CASES = [
     Case("all-resident", 3, accumulation=3, model=ALL_KINDS, groups=True),
     Case("no-prefetch", 3, zero={**zero_of(3), "stage3_prefetch_bucket_size": 0}),
     Case("short-of-memory", 3, zero={**zero_of(3), "stage3_max_live_parameters": 1}),
+    Case(
+        "short-of-memory-bf16",  # one rank gathers too
+        3,
+        bf16=True,
+        accumulation=3,
+        clipping=0.5,
+        model=kinds_of(3),
+        zero={**zero_of(3), "stage3_max_live_parameters": 1},
+    ),
 ]
 
 
