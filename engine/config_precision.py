@@ -8,9 +8,6 @@ from dslaunch.engine.config_read import Reading
 from dslaunch.engine.config_values import AutocastConfig, DtypeName
 from dslaunch.engine.errors import ConfigError
 
-# Whether the training core can train in fp16. Everything else about it is already read.
-FP16 = True
-
 _DTYPE_NAMES: Mapping[str, DtypeName] = {
     **dict.fromkeys(("fp32", "float32", "float"), "fp32"),
     **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
@@ -19,21 +16,17 @@ _DTYPE_NAMES: Mapping[str, DtypeName] = {
 
 
 def check_precision(reading: Reading) -> None:
-    """ConfigError where fp16 is on and cannot be."""
+    """ConfigError where fp16 and bf16 are both on."""
     fp16, bf16 = (reading.get(f"{name}.enabled", bool, False) for name in ("fp16", "bf16"))
     if fp16 and bf16:
         raise ConfigError(
             "bfloat16 and fp16 modes cannot be simultaneously enabled", "disable fp16", "fp16.enabled"
         )
-    if fp16 and not FP16:
-        raise ConfigError(
-            "fp16 is not supported yet; use bf16", 'write "bf16": {"enabled": true}', "fp16.enabled"
-        )
 
 
 def compute_dtype(reading: Reading) -> DtypeName:
     """What parameters are cast to."""
-    if reading.get("fp16.enabled", bool, False) and FP16:
+    if reading.get("fp16.enabled", bool, False):
         return "fp16"
     return "bf16" if reading.get("bf16.enabled", bool, False) else "fp32"
 

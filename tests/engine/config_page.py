@@ -12,7 +12,6 @@ from dslaunch.engine.config import STAGES
 from dslaunch.engine.config_answers import Answer, Feature, Honoured, NoEffect, Refused, Renamed, Section
 from dslaunch.engine.config_keys import TOP
 from dslaunch.engine.config_optimizer import RULE_PARAMS, TORCH_ELEMENTWISE, TORCH_OTHERS, Rule
-from dslaunch.engine.config_precision import FP16
 from dslaunch.engine.config_scheduler import SCHEDULE_PARAMS, TORCH_REFUSED, TORCH_SCHEDULERS
 
 _TITLES: Mapping[Rule, str] = {
@@ -40,7 +39,7 @@ def _today() -> Iterator[str]:
     rules = [title.replace(", ", " and ") for title in _TITLES.values()]
     rules.append(f"{', '.join(TORCH_ELEMENTWISE)} of torch.optim")
     yield f"- ZeRO stages: {stages}"
-    yield f"- precision: fp32, bf16{', fp16' if FP16 else ''}, and torch.autocast to bf16"
+    yield "- precision: fp32, bf16, fp16, and torch.autocast to bf16"
     yield f"- optimizers: {', '.join(rules)}"
     schedulers = [*SCHEDULE_PARAMS, *TORCH_SCHEDULERS]
     yield f"- schedules: {', '.join(schedulers)}"
