@@ -12,5 +12,6 @@ _OFF: AbstractContextManager[object] = nullcontext()
 
 
 def forward_precision(config: AutocastConfig, device: torch.device) -> AbstractContextManager[object]:
-    """torch.autocast to bf16 on `device` where the config asks for it."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if config.enabled else _OFF
+    """torch.autocast on `device` where the config asks for it."""
+    dtype = torch.float16 if config.low_dtype == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype) if config.enabled else _OFF

@@ -53,19 +53,13 @@ def check_communication(reading: Reading, accumulation: DtypeName) -> None:
 
 
 def autocast(reading: Reading) -> AutocastConfig:
-    """The section torch_autocast; ConfigError beside another precision, or where it needs a loss scale."""
+    """The section torch_autocast; ConfigError beside another precision."""
     found = reading.record(AutocastConfig, "torch_autocast.")
     if found.enabled and compute_dtype(reading) != "fp32":
         raise ConfigError(
             "torch_autocast is for fp32 parameters, but bf16 or fp16 is enabled too",
             "keep one of them",
             "torch_autocast.enabled",
-        )
-    if found.enabled and found.dtype is not None and "16" in found.dtype and "b" not in found.dtype:
-        raise ConfigError(
-            f"torch_autocast.dtype: {found.dtype} needs a loss scale, which is not supported here",
-            "write bfloat16",
-            "torch_autocast.dtype",
         )
     return found
 

@@ -135,10 +135,15 @@ class AutocastConfig:
     enabled: bool = setting(False, "run the model's forward under torch.autocast")
     dtype: str | None = setting(
         None,
-        "the dtype to compute in; default bf16",
+        "the dtype to compute in; default bf16; fp16 scales the loss as the section fp16 says",
         kind="text",
         choices=("bfloat16", "torch.bfloat16", "bf16", "float16", "torch.float16", "fp16", "half"),
     )
+
+    @property
+    def low_dtype(self) -> DtypeName:
+        """What is computed in, where it is enabled."""
+        return "fp16" if self.dtype in ("float16", "torch.float16", "fp16", "half") else "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +213,8 @@ class EngineConfig:
     )
     notes: tuple[str, ...] = ()  # keys accepted without effect, and why
     warnings: tuple[str, ...] = ()  # unknown keys, and what will surprise
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss is scaled: what is computed in fp16 has gradients that underflow."""
+        return self.dtype == "fp16" or (self.autocast.enabled and self.autocast.low_dtype == "fp16")

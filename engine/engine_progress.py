@@ -101,5 +101,5 @@ class EngineProgress:
             [group["lr"] for group in groups],
             [group.get("betas", group.get("momentum", 0.0)) for group in groups],
             0 if loader is None else max(loader.epoch - 1, 0),
-            optimizer.loss_scale if optimizer is not None and self.settings.dtype == "fp16" else None,
+            optimizer.loss_scale if optimizer is not None and self.settings.scales_loss else None,
         )

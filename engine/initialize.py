@@ -151,7 +151,7 @@ def _build_optimizer(
     else:
         num_ranks = collectives.num_ranks()
         reducer = Reducer(placement.trained, placement.sharding, num_ranks, overlap, host_gradients)
-    scaler = LossScaler(settings.fp16) if settings.dtype == "fp16" else None
+    scaler = LossScaler(settings.fp16) if settings.scales_loss else None
     skip = scaler is not None or settings.check_grad_overflow
     policy = StepPolicy(settings.gradient_clipping, skip, scaler)
     return ShardedOptimizer(plan, placement.trained, placement.sharding, reducer, policy, offload)

@@ -39,7 +39,7 @@ def _today() -> Iterator[str]:
     rules = [title.replace(", ", " and ") for title in _TITLES.values()]
     rules.append(f"{', '.join(TORCH_ELEMENTWISE)} of torch.optim")
     yield f"- ZeRO stages: {stages}"
-    yield "- precision: fp32, bf16, fp16, and torch.autocast to bf16"
+    yield "- precision: fp32, bf16, fp16, and torch.autocast to bf16 or fp16"
     yield f"- optimizers: {', '.join(rules)}"
     schedulers = [*SCHEDULE_PARAMS, *TORCH_SCHEDULERS]
     yield f"- schedules: {', '.join(schedulers)}"

@@ -97,6 +97,29 @@ def edits_outlive_a_schedule_taken_back() -> None:
     assert engine.lr_scheduler.state_dict() == {"last_batch_iteration": 0}
 
 
+def autocast_to_fp16_scales_the_loss(stage: int) -> None:
+    """fp32 parameters; what a forward computes in fp16 has a loss scale, an overflow lowers it."""
+    fp16 = {"initial_scale_power": 4, "hysteresis": 1}
+    torch.manual_seed(3)
+    engine = engine_of(Model(2), stage, torch_autocast={"enabled": True, "dtype": "fp16"}, fp16=fp16)
+    torch.manual_seed(3)
+    plain = engine_of(Model(2), stage)
+    assert (engine.loss_scale(), engine.fp16_enabled()) == (16, False)
+    for number, broken in enumerate([False, True, False]):
+        loss, exact = engine(batch(number)), plain(batch(number))
+        assert abs(loss.item() / exact.item() - 1) < 0.02
+        engine.backward(loss * (torch.inf if broken else 1.0))
+        plain.backward(exact * (torch.inf if broken else 1.0))
+        for each in (engine, plain):
+            each.step()
+        assert engine.was_step_applied() == plain.was_step_applied() == (not broken)
+        if not broken:
+            norms = engine.get_global_grad_norm(), plain.get_global_grad_norm()
+            assert norms[0] == pytest.approx(norms[1], rel=0.05)
+    assert engine.loss_scale() == 8
+    assert next(engine.parameters()).dtype == torch.float32
+
+
 def inputs_are_cast_and_direct_backward_is_scaled() -> None:
     fp16 = {"enabled": True, "auto_cast": True, "loss_scale": 64}
     config = {

@@ -104,11 +104,6 @@ GOLDEN = [
         "write bfloat16",
     ),
     (
-        {"torch_autocast": {"enabled": True, "dtype": "float16"}},
-        "torch_autocast.dtype: float16 needs a loss scale, which is not supported here",
-        "write bfloat16",
-    ),
-    (
         {"torch_autocast": {"enabled": True}, "bf16": {"enabled": True}},
         "torch_autocast is for fp32 parameters, but bf16 or fp16 is enabled too",
         "keep one of them",

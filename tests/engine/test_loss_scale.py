@@ -112,3 +112,8 @@ def test_the_host_need_not_wait(ranks: RankPool, tmp_path: Path) -> None:
 
 def test_edits_outlive_a_schedule_taken_back(ranks: RankPool) -> None:
     ranks.run(1, "fp16_cases", "edits_outlive_a_schedule_taken_back")
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_autocast_to_fp16_scales_the_loss(ranks: RankPool, stage: int) -> None:
+    ranks.run(2, "fp16_cases", "autocast_to_fp16_scales_the_loss", stage)
