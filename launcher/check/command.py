@@ -46,11 +46,14 @@ def check_hosts(resolved: Resolved, manner: Manner) -> int:
     elif manner.measures_links:
         pairs = asyncio.run(measure_pairs(resolved, console, _LINKS_LIMIT_S))
         findings = (*findings, *judge_pairs(pairs))
+        if not pairs and sum(len(one.slots) for one in answers) > 1:
+            hosts = tuple(one.host for one in answers)
+            hint = "what the launch has said tells why"
+            findings += (Finding(Severity.ERROR, hosts, "links between them cannot be measured", hint),)
     show = as_json if manner.is_json else as_text
     console.write(1, show(answers, findings, pairs, took_s).encode("utf-8", "surrogateescape") + b"\n")
     console.close(None)
-    is_unmeasured = manner.measures_links and not pairs and sum(len(one.slots) for one in answers) > 1
-    return _EXIT_FOUND if is_unmeasured or _is_any(findings, Severity.ERROR, Severity.WARNING) else 0
+    return _EXIT_FOUND if _is_any(findings, Severity.ERROR, Severity.WARNING) else 0
 
 
 def _is_any(findings: Sequence[Finding], *severities: Severity) -> bool:

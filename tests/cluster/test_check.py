@@ -201,13 +201,13 @@ def test_a_host_that_is_cut_off_and_one_that_is_down(site: Site, cluster: Cluste
 
 def test_the_host_with_slow_links_is_named(netns_possible: None, tmp_path: Path) -> None:
     with Cluster(f"l{os.getpid()}") as own:
-        own.up(4, slots=1)
+        own.up(3, slots=1)  # an odd number: one sits out in each round
         limit = ("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "200mbit", "burst", "64kbit")
         limited = subprocess.run(own.exec_argv("worker-2", (*limit, "latency", "100ms")), capture_output=True)
         if limited.returncode != 0:
             pytest.skip(f"no slow link to be had: {limited.stderr.decode()}")
         ran = check(Site(own.hostfile, own.ssh_config, tmp_path, "links", "ssh"), "--fast", "--nccl")
     (said,) = problems(ran)
-    assert said.startswith("warning: worker-2: all-reduces with it run at 0.")
-    assert "all-reduce over gloo, 6 pairs: " in ran.stdout
+    assert said.startswith("warning: worker-2: all-reduces run at 0.")
+    assert "all-reduce over gloo, 3 pairs: " in ran.stdout
     assert ran.returncode == 1
