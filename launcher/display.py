@@ -218,11 +218,14 @@ class Display:
         """Ctrl-Z was typed."""
         self._say("Ctrl-Z is passed over: hosts would take a sleeping launcher for dead")
 
-    def hangs(self, hung: JobHung, seen: Whereabouts, *, is_ended: bool) -> None:
-        """The job makes no progress. Where it is ended for that, the last words tell."""
+    def keep(self, seen: Whereabouts) -> None:
+        """Write down where the ranks of a hanging job are. Touches nothing but files: it takes a while."""
         if self._folder is not None:
+            self._folder.write_flights(seen.flights())
             self._folder.write_census("hang", seen.text())
-            self._folder.write_flights(seen.flights)
+
+    def hangs(self, hung: JobHung, *, is_ended: bool) -> None:
+        """The job makes no progress. Where it is ended for that, the last words tell."""
         if is_ended:
             return
         if self._folder is not None:
@@ -259,7 +262,7 @@ class Display:
             self._folder.write_verdict(verdict, words, where, again)
             if places:
                 self._folder.write_census("end", self._whereabouts.text())
-                self._folder.write_flights(self._whereabouts.flights)
+                self._folder.write_flights(self._whereabouts.flights())
 
     def _say(self, text: str) -> None:
         if self._words.info:

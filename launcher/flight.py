@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dslaunch.launcher.flight_dump import Collective, DumpError, GroupTrace, read_dump
 from dslaunch.launcher.fold import ranges
@@ -14,21 +14,23 @@ Traces = Mapping[int, GroupTrace]
 """Of one process group, by global rank."""
 
 
-def flight_lines(dumps: Mapping[int, bytes]) -> list[str]:
-    """Words about each group that waits, the most telling first; dumps by global rank. None for no dumps."""
+def flight_lines(dumps: Iterable[tuple[int, bytes]]) -> list[str]:
+    """Words about each group that waits, of the dumps with their global ranks. None for no dumps."""
     groups: dict[str, dict[int, GroupTrace]] = defaultdict(dict)
     unread: list[int] = []
-    for rank, data in sorted(dumps.items()):
+    has_read = False
+    for rank, data in dumps:
         try:
             traces = read_dump(data)
         except DumpError:
             unread.append(rank)
             continue
+        has_read = True
         for name, trace in traces.items():
             groups[name][rank] = trace
     told = [line for traces in groups.values() for line in _group_lines(traces)]
     told = told[:_MAX_LINES]
-    if dumps and not told and len(unread) < len(dumps):
+    if has_read and not told:
         told = ["no collective waits for a rank"]
     return told + ([f"the dumps of {_ranks(unread)} cannot be read"] if unread else [])
 

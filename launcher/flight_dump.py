@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from dslaunch.launcher.stacks import Frame, place
 
 _LISTS = ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist")
+_NUM_KEPT = 64
+"""Of a group's newest collectives: ranks that wait for each other are not further apart."""
 
 
 class DumpError(Exception):
@@ -88,6 +90,9 @@ def _groups(dump: object) -> dict[str, GroupTrace]:
         labels[name], ids[name] = label or name, str(entry.get("pg_id", name))
         collective = _collective(entry)
         found.setdefault(name, {})[collective.number] = collective
+    for collectives in found.values():
+        for number in sorted(collectives)[:-_NUM_KEPT]:
+            del collectives[number]
     return {
         name: GroupTrace(
             labels[name],

@@ -24,19 +24,23 @@ _BETWEEN_IDLE_LOOKS_S = 0.3
 _INNOCENT_WAIT_S = 5.0
 """Of several launchers of one job, the one whose ranks all wait for others speaks last."""
 
-Found = Callable[[JobHung, Whereabouts], None]
+Found = Callable[[JobHung], None]
+Keep = Callable[[Whereabouts], None]
 
 
 class HangGuard:
     """Calls `found` when the job hangs, and again when it has for twice as long."""
 
-    def __init__(self, limit: HangLimit, census: CensusTaker, found: Found, *, is_alone: bool) -> None:
-        """`is_alone` is false where other launchers run the job's other nodes."""
+    def __init__(
+        self, limit: HangLimit, census: CensusTaker, found: Found, keep: Keep, *, is_alone: bool
+    ) -> None:
+        """`keep` is called first, in a thread; `is_alone` is false where others run the job's other nodes."""
         # Who gives a limit to end the job at has said how long it may be silent. What ranks use that wait for
         # a device tells nothing: they spin, and an idle one's libraries can use a tenth of a CPU.
         self._watch = HangWatch(limit.after_s, is_strict=limit.kill)
         self._census = census
         self._found = found
+        self._keep = keep
         self._is_alone = is_alone
 
     def on_input(self, what: Input) -> None:
@@ -65,8 +69,9 @@ class HangGuard:
         if self._watch.suspicion(time.monotonic()) is None:
             return  # it has gone on meanwhile
         ranks = tuple(rank for group in odd_ones(seen.groups()) for rank in group.ranks)
-        silent_s = round(suspicion.silent_s)
-        self._found(JobHung(silent_s, suspicion.what, ranks, (*seen.lines(), *seen.flight_lines())), seen)
+        places = (*seen.lines(), *await asyncio.to_thread(seen.flight_lines))
+        await asyncio.to_thread(self._keep, seen)
+        self._found(JobHung(round(suspicion.silent_s), suspicion.what, ranks, places))
         self._watch.after_s *= 2
 
     async def _is_still(self, seen: Whereabouts, idle: Sequence[int]) -> bool:

@@ -70,7 +70,7 @@ class Run:
         self._hang_guard: HangGuard | None = None
         if limit is not None:
             found = partial(self._found_hung, limit)
-            self._hang_guard = HangGuard(limit, self._census, found, is_alone=peers is None)
+            self._hang_guard = HangGuard(limit, self._census, found, display.keep, is_alone=peers is None)
         self._inputs: asyncio.Queue[Input] = asyncio.Queue()
         self._ready: dict[int, wire.Ready] = {}
         self._reached: dict[int, wire.Reached] = {}
@@ -170,11 +170,11 @@ class Run:
             return self._hang_guard is not None and self._hang_guard.silent_s > _PATIENCE_S
         return isinstance(cause, RankFailed | NodeLost | PeerEnded)
 
-    def _found_hung(self, limit: HangLimit, hung: JobHung, seen: Whereabouts) -> None:
+    def _found_hung(self, limit: HangLimit, hung: JobHung) -> None:
         """Nothing is said of a job that ends already."""
         if self._is_stopped:
             return
-        self._display.hangs(hung, seen, is_ended=limit.kill)
+        self._display.hangs(hung, is_ended=limit.kill)
         if limit.kill:
             self._inputs.put_nowait(hung)
 

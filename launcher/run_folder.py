@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -133,11 +133,11 @@ class RunFolder:
         self._write_event({"event": "Verdict", **told})
         self._write("verdict.json", record)
 
-    def write_flights(self, dumps: Mapping[int, bytes]) -> None:
+    def write_flights(self, dumps: Iterable[tuple[int, bytes]]) -> None:
         """What the ranks' flight recorders held, as torch wrote it."""
         folder = self._folder / "flight"
-        folder.mkdir(exist_ok=True)
-        for rank, dump in dumps.items():
+        for rank, dump in dumps:
+            folder.mkdir(exist_ok=True)
             (folder / f"rank_{rank}").write_bytes(dump)
 
     def write_census(self, name: str, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dslaunch.launcher import census, wire
 from dslaunch.launcher.flight import flight_lines
@@ -25,8 +25,7 @@ class Whereabouts:
         self._answered: set[int] = set()
         self._stacks: dict[int, wire.Stack] = {}
         self._flight_text: dict[int, str] = {}
-        self.flights: dict[int, bytes] = {}
-        """The newest dumps of flight recorders, by rank."""
+        self._flights: dict[int, bytes] = {}  # deflated: there may be thousands of some megabytes
 
     def ask_again(self) -> None:
         """What is told from now on counts."""
@@ -40,7 +39,7 @@ class Whereabouts:
             case FromAgent(_, wire.FlightPiece(rank, text, last)):
                 self._flight_text[rank] = self._flight_text.get(rank, "") + text
                 if last:
-                    self.flights[rank] = _inflated(self._flight_text.pop(rank))
+                    self._flights[rank] = _decoded(self._flight_text.pop(rank))
             case FromAgent(node_rank, wire.CensusEnd()):
                 self._answered.add(node_rank)
             case FromAgent(_, wire.Exited(rank, returncode)):
@@ -73,25 +72,41 @@ class Whereabouts:
         groups = census.group({rank: self.hosts[rank] for rank in self._stacks}, self.stacks, {})
         return census.lines(groups, self.hosts, mark=mark)
 
+    def flights(self) -> Iterator[tuple[int, bytes]]:
+        """The newest dumps of flight recorders, with their ranks."""
+        for rank, data in sorted(self._flights.items()):
+            yield rank, _inflated(data)
+
     def flight_lines(self) -> list[str]:
-        """What the flight recorders say of collectives that wait; none without them."""
-        return flight_lines(self.flights)
+        """What the flight recorders say of collectives that wait; none without them.
+
+        For a thousand ranks this takes many seconds.
+        """
+        return flight_lines(self.flights())
 
     def text(self) -> str:
-        """All that was told, for a file."""
+        """All that was told of their places, for a file."""
         told = [
             f"== rank {stack.rank} on {self.hosts[stack.rank]}, pid {stack.pid}, state {stack.state or '?'}"
             f"{f', waits in {stack.waits_in}' if stack.waits_in else ''}\n{stack.text}"
             for stack in self.stacks
         ]
-        return "\n".join(["\n".join([*self.lines(), *self.flight_lines()]), *told])
+        return "\n".join(["\n".join(self.lines()), *told])
 
 
-def _inflated(text: str) -> bytes:
-    """The dump of base64 text; b"" for what is none, or is too large to be one."""
+def _decoded(text: str) -> bytes:
+    """What base64 text stands for; b"" for what is none."""
+    try:
+        return binascii.a2b_base64(text)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def _inflated(deflated: bytes) -> bytes:
+    """The dump; b"" for what is none, or is too large to be one."""
     inflating = zlib.decompressobj()
     try:
-        data = inflating.decompress(binascii.a2b_base64(text), _MAX_DUMP_BYTES)
-    except (binascii.Error, ValueError, zlib.error):
+        data = inflating.decompress(deflated, _MAX_DUMP_BYTES)
+    except zlib.error:
         return b""
     return data if inflating.eof else b""

@@ -194,7 +194,7 @@ class Desk:
             raise RefusedError("the ranks have not started", "try again")
         seen = await self._running.take_census(with_flight=with_flight)
         return {
-            "lines": seen.lines() + (seen.flight_lines() if with_flight else []),
+            "lines": seen.lines() + (await asyncio.to_thread(seen.flight_lines) if with_flight else []),
             "stacks": [{**stack._asdict(), "host": seen.hosts[stack.rank]} for stack in seen.stacks],
         }
 

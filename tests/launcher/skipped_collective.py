@@ -2,6 +2,7 @@
 
 import os
 import time
+from datetime import timedelta
 
 import torch
 from torch import distributed
@@ -11,14 +12,15 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     os.environ["NCCL_HOSTID"] = f"host{rank}"
     torch.cuda.set_device(0)
-    distributed.init_process_group("nccl", device_id=torch.device("cuda", 0))
+    device = torch.device("cuda", 0)
+    distributed.init_process_group("nccl", device_id=device, timeout=timedelta(seconds=60))
     values = torch.ones(4, device="cuda")
     for step in range(3):
         if step < 2 or rank == 0:
             distributed.all_reduce(values)
         torch.cuda.synchronize()
         print("step", step, flush=True)
-    time.sleep(120)
+    time.sleep(60)
 
 
 if __name__ == "__main__":

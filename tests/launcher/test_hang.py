@@ -161,7 +161,7 @@ class Site:
         plan = plan_of(len(self._places[0]))
         self._taker = CensusTaker(plan, self._answer)
         self._guard = guard = HangGuard(
-            HangLimit(0.2, kill=True), self._taker, lambda hung, _: self.found.append(hung), is_alone=True
+            HangLimit(0.2, kill=True), self._taker, self.found.append, lambda seen: None, is_alone=True
         )
         ranks = range(len(self._places[0]))
         for rank in ranks:
