@@ -38,14 +38,14 @@ def pair_from_line(line: str, names: Mapping[int, str]) -> Pair | None:
 
 def judge_pairs(pairs: Sequence[Pair]) -> Iterator[Finding]:
     """Failed pairs; hosts all of whose links are slow; other links that are slow."""
-    for pair in pairs:
-        if pair.error:
-            yield Finding(
-                Severity.ERROR,
-                pair.names,
-                f"all-reduce over {pair.backend} between them failed: {pair.error}",
-                "NCCL_DEBUG=INFO tells which way it takes; see NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE",
-            )
+    failed = {pair.names: pair for pair in reversed(pairs) if pair.error}  # both ranks tell, the first counts
+    for pair in reversed(failed.values()):
+        yield Finding(
+            Severity.ERROR,
+            pair.names,
+            f"all-reduce over {pair.backend} between them failed: {pair.error}",
+            "NCCL_DEBUG=INFO tells which way it takes; see NCCL_SOCKET_IFNAME and NCCL_IB_DISABLE",
+        )
     whole = [pair for pair in pairs if not pair.error]
     if len(whole) < _MIN_PAIRS:
         return

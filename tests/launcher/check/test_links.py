@@ -56,7 +56,7 @@ def pairs(num_hosts: int, *, slow_host: int = -1, slow_link: tuple[int, int] = (
             ["w[1,3]: all-reduces run at 1.00 Gb/s between them, at "],
         ),
         (
-            [*pairs(4)[1:], Pair(("w0", "w1"), "nccl", 0.0, "timed out")],
+            [*pairs(4)[1:], *(Pair(("w0", "w1"), "nccl", 0.0, why) for why in ("timed out", "was closed"))],
             ["w[0-1]: all-reduce over nccl between them failed: timed out"],
         ),
     ],
