@@ -88,7 +88,7 @@ def table(title: str, shard_bytes: float, num_bytes: float, subjects: Samples) -
     """Medians; a stall is what the training loop waits."""
     saving = ("saved in", "GB/s", "stall", "of sync", "memory", "of a shard")
     shown = Table("subject", *saving, "loaded in", "GB/s", "memory", title=title)
-    for subject, samples in subjects.items():
+    for subject, samples in sorted(subjects.items()):
         total, stall = figures.median(samples["total_s"]), figures.median(samples["stall_s"])
         sync = figures.median(subjects[subject.removesuffix(" async")]["total_s"])
         load = figures.median(samples.get("load_s", []))

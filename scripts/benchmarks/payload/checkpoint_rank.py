@@ -193,7 +193,8 @@ def main() -> None:
     for number in range(args.rounds + 1):
         if number == 1:
             samples.found.clear()  # the first round makes buffers and warms up
-        for name, run in subjects.items():
+        turn = number % len(subjects)  # whoever follows another's removal differs from round to round
+        for name, run in [*subjects.items()][turn:] + [*subjects.items()][:turn]:
             directory = args.directory / name
             run(samples, directory)
             dist.barrier()
