@@ -35,7 +35,7 @@ class LoadedSource:
 def choose_source(config: ConfigInput | None, config_params: ConfigInput | None, args: object) -> ConfigInput:
     """The one configuration given to `initialize`; ConfigError when there is none or more than one."""
     from_call = config if config is not None else config_params
-    from_args = getattr(args, "deepspeed_config", None)
+    from_args = getattr(args, "deepspeed_config", None) or getattr(args, "deepscale_config", None)
     if from_call is not None and from_args is not None:
         raise ConfigError(
             "Not sure how to proceed, we were given deepspeed configs in the deepspeed arguments "

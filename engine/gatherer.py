@@ -139,7 +139,13 @@ class Gatherer:
 
         def after(module: torch.nn.Module, _: object, output: object) -> None:
             needs = [*own, *self._numbers_of(externals_of(module))]
-            outputs = [t for t in tensors_in(output) if t.requires_grad] if torch.is_grad_enabled() else []
+            handed_on = [t for t in tensors_in(output) if isinstance(t, torch.nn.Parameter)]
+            self._kept.update(self._numbers_of(handed_on))  # whoever called computes with them
+            outputs = [
+                t
+                for t in tensors_in(output)
+                if torch.is_grad_enabled() and t.requires_grad and not isinstance(t, torch.nn.Parameter)
+            ]
             for tensor in outputs:
                 tensor.register_hook(lambda _: self._need(needs, name))  # type: ignore[no-untyped-call]
             if _in_backward():  # recomputed by a checkpoint: its backward follows at once

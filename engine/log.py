@@ -6,11 +6,18 @@ import logging
 import sys
 
 logger = logging.getLogger("dslaunch.engine")
+_level = logging.NOTSET  # the last that `start` set
 
 
 def start(level: int = logging.INFO) -> None:
-    """Make INFO lines visible: a handler on stderr, unless the script configured logging itself."""
-    logger.setLevel(level)
+    """Make INFO lines visible: a handler on stderr, unless the script configured logging itself.
+
+    A level that the script has set on the logger stands, unless the config asks for one.
+    """
+    global _level
+    if logger.level == _level or level != logging.INFO:
+        logger.setLevel(level)
+        _level = level
     if not logger.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("[%(asctime)s] [%(levelname)s] %(message)s"))

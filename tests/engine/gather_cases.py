@@ -165,6 +165,38 @@ def external_parameters_may_be_registered() -> None:
         deepspeed.zero.unregister_external_parameter(second, second.place.weight)
 
 
+def parameters_may_be_returned() -> None:
+    """A module hands its own parameter on, as Megatron's layers do with a bias; the caller uses it."""
+
+    class Handing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(16, 16)
+            self.factor = torch.nn.Parameter(torch.rand(16))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.nn.Parameter]:
+            return self.linear(x), self.factor
+
+    class Caller(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(32, 16)
+            self.layers = torch.nn.ModuleList(Handing() for _ in range(2))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            for layer in self.layers:
+                y, factor = layer(x)
+                x = y * factor
+            return x.square().mean()
+
+    engine = same_as_stage_0(Caller)
+    with torch.no_grad():
+        engine.eval()
+        engine(batch(0))
+    assert live_numel(engine) == 0
+
+
 def leaves_are_gathered_whole() -> None:
     class Routed(Model):
         def forward(self, ids: torch.Tensor, skip: int | None = None) -> torch.Tensor:

@@ -19,6 +19,7 @@ from rank_pool import RankPool
             for stage, dtype in ((0, "fp32"), (1, "bf16"), (2, "fp16"), (3, "fp32"), (3, "bf16"), (3, "fp16"))
         ),
         ("gather_cases", "external_parameters_may_be_registered", ()),
+        ("gather_cases", "parameters_may_be_returned", ()),
         ("access_cases", "init_after_the_fact_and_below_stage_3", ()),
         ("zero_cases", "several_engines_in_one_process", ()),
         ("zero_cases", "batch_size_changes", ()),

@@ -1,10 +1,11 @@
 """DeepSpeed's programming interface over dslaunch's engine. Names load with their first use."""
 
 from dslaunch.compat.lazy import lazy
-from dslaunch.compat.version import git_branch, git_hash, version
+from dslaunch.compat.version import git_branch, git_hash, major, minor, patch, version
 
 __all__ = ["git_branch", "git_hash", "version"]
 __version__ = version
+__version_major__, __version_minor__, __version_patch__ = major, minor, patch
 __git_hash__ = git_hash
 __git_branch__ = git_branch
 

@@ -12,6 +12,7 @@ from dslaunch.engine.zero import (
     unregister_external_parameter,
 )
 
+partitioned_param_data_shape = [0]
 _orig_torch_tensor = torch.tensor
 _orig_torch_empty = torch.empty
 _orig_torch_zeros = torch.zeros
