@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +12,7 @@ import click
 from rich.table import Table
 
 from benchmarks import figures
-from benchmarks.process_tree import BenchmarkError
-
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 1200
+from benchmarks.ranks import measure_ranks
 
 Samples = Mapping[str, Mapping[str, list[float]]]
 
@@ -39,7 +33,8 @@ Samples = Mapping[str, Mapping[str, list[float]]]
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write every sample to this file.")
 def command(ranks: int, layers: int, rounds: int, directory: str | None, json_path: str | None) -> None:
     with tempfile.TemporaryDirectory(dir=directory, prefix="dslaunch-bench-") as storage:
-        found = measure(ranks, ["--directory", storage, "--layers", str(layers), "--rounds", str(rounds)])
+        arguments = ["--directory", storage, "--layers", str(layers), "--rounds", str(rounds)]
+        found: Mapping[str, object] = measure_ranks(ranks, "checkpoint_rank.py", arguments)
     num_bytes, subjects = cast(float, found["bytes"]), cast(Samples, found["subjects"])
     title = f"{num_bytes / 1e9:.2f} GB of masters and moments, {ranks} ranks on CPU"
     notes = [figures.machine_line(), "memory: the largest rank's, beyond what it held before"]
@@ -47,41 +42,6 @@ def command(ranks: int, layers: int, rounds: int, directory: str | None, json_pa
     if json_path is not None:
         record = {"benchmark": "checkpoint", "machine": figures.machine(), "ranks": ranks, **found}
         Path(json_path).write_text(json.dumps(record, indent=2) + "\n")
-
-
-def measure(ranks: int, arguments: list[str]) -> Mapping[str, object]:
-    """Every subject's samples, from one start of the ranks."""
-    port = figures.free_port()
-    payload = ROOT / "scripts/benchmarks/payload/checkpoint_rank.py"
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(payload), *arguments],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "CUDA_VISIBLE_DEVICES": "",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(ROOT / "src"),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        ended = [process.communicate(timeout=TIMEOUT_S) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (_, said) in zip(started, ended, strict=True):
-        if process.returncode:
-            raise BenchmarkError(f"a rank ended with {process.returncode}: {said[-2000:]}")
-    return cast("Mapping[str, object]", json.loads(ended[0][0].splitlines()[-1]))
 
 
 def table(title: str, shard_bytes: float, num_bytes: float, subjects: Samples) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,13 +14,11 @@ import click
 from rich.table import Table
 
 from benchmarks import figures
-from benchmarks.process_tree import BenchmarkError
+from benchmarks.ranks import measure_ranks
 
-ROOT = Path(__file__).parents[2]
 STAGES = ("stage0", "stage1", "stage2", "stage3")
 GPU_SHAPE = "24,2048,16,32768,1024,8"  # 1.34 billion parameters
 CPU_SHAPE = "4,256,4,8192,128,2"
-TIMEOUT_S = 900
 
 Found = Mapping[str, Mapping[str, object]]
 
@@ -61,42 +58,12 @@ def measure(devices: str, world: int, dtype: str, shape: str, tiny: bool, steps:
     subjects = ["ddp", "fsdp2", *STAGES]
     if importlib.util.find_spec("deepspeed") is not None:
         subjects += ["deepspeed1", "deepspeed2", "deepspeed3"]
-    port = figures.free_port()
     arguments = [
-        sys.executable,
-        str(ROOT / "scripts/benchmarks/payload/engine_rank.py"),
         *("--subjects", ",".join(["limit", *subjects]), "--shape", shape),
         *("--dtype", dtype, "--steps", str(steps), *(["--tiny"] if tiny else [])),
     ]
-    started = [
-        subprocess.Popen(
-            arguments,
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "CUDA_VISIBLE_DEVICES": devices,
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(ROOT / "src"),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        ended = [process.communicate(timeout=TIMEOUT_S) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (_, said) in zip(started, ended, strict=True):
-        if process.returncode:
-            raise BenchmarkError(f"a rank ended with {process.returncode}: {said[-2000:]}")
-    return cast(Found, json.loads(ended[0][0].splitlines()[-1]))
+    found: Found = measure_ranks(world, "engine_rank.py", arguments, devices)
+    return found
 
 
 def table(title: str, found: Found, shape: str, world: int) -> Table:
