@@ -67,6 +67,12 @@ def agent_python(resolved: Resolved, python: str) -> tuple[str, ...]:
     return ("bash", "-c", 'source "$0" && exec "$@"', script, python)
 
 
+def asked_port(resolved: Resolved, plan: LaunchPlan) -> str:
+    """The port that agents are asked about, with a `+` where it may be another one."""
+    is_fixed = resolved.request.master_port is not None or resolved.by_hand
+    return f"{'' if is_fixed else '+'}{plan.master.port}"
+
+
 def node_commands(resolved: Resolved, plan: LaunchPlan) -> Mapping[int, NodeCommand]:
     """What is started on each launched node, by node rank."""
     archive = agent_zip(with_bytecode=True)
@@ -75,7 +81,7 @@ def node_commands(resolved: Resolved, plan: LaunchPlan) -> Mapping[int, NodeComm
         node.node_rank: node_command(
             hosts[node.node_rank],
             agent_python(resolved, host_python(resolved, hosts[node.node_rank])),
-            plan.master.port,
+            asked_port(resolved, plan),
             archive,
         )
         for node in plan.launched
@@ -88,8 +94,8 @@ def render_group(resolved: Resolved, plan: LaunchPlan, group: GroupBackend, plan
     archive = agent_zip(with_bytecode=group.has_stdin)  # argv has room for the source alone
     python = agent_python(resolved, resolved.python)
     if group.has_stdin:
-        return group_command(hosts, python, plan.master.port, archive, group.index_word)
-    return argv_group_command(hosts, python, plan.master.port, archive, group.index_word, plans)
+        return group_command(hosts, python, asked_port(resolved, plan), archive, group.index_word)
+    return argv_group_command(hosts, python, asked_port(resolved, plan), archive, group.index_word, plans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,26 +172,29 @@ def _is_of(code: bytes, source: Path) -> bool:
     return (magic, flags, mtime, size) == made_of
 
 
-def node_command(host: Host, python: tuple[str, ...], port: int, archive: bytes) -> NodeCommand:
-    """Start an agent on `host` with `python`, alone with the standard library; it is asked about `port`."""
-    argv = (*python, "-ISu", "-c", STDIN_BOOTSTRAP, str(len(archive)), str(port), "0")
+def node_command(host: Host, python: tuple[str, ...], port: str, archive: bytes) -> NodeCommand:
+    """Start an agent on `host` with `python`, alone with the standard library; it is asked about `port`.
+
+    A `+` before the port says that it may be another one.
+    """
+    argv = (*python, "-ISu", "-c", STDIN_BOOTSTRAP, str(len(archive)), port, "0")
     return NodeCommand(host, argv, archive)
 
 
 def group_command(
-    hosts: tuple[Host, ...], python: tuple[str, ...], port: int, archive: bytes, index_word: str
+    hosts: tuple[Host, ...], python: tuple[str, ...], port: str, archive: bytes, index_word: str
 ) -> GroupCommand:
     """Start an agent on each host, by a tool that forwards stdin to all of them."""
-    argv = (*python, "-ISu", "-c", STDIN_BOOTSTRAP, str(len(archive)), str(port), index_word)
+    argv = (*python, "-ISu", "-c", STDIN_BOOTSTRAP, str(len(archive)), port, index_word)
     return GroupCommand(hosts, argv, archive)
 
 
 def argv_group_command(
-    hosts: tuple[Host, ...], python: tuple[str, ...], port: int, archive: bytes, index_word: str, plans: str
+    hosts: tuple[Host, ...], python: tuple[str, ...], port: str, archive: bytes, index_word: str, plans: str
 ) -> GroupCommand:
     """Start an agent on each host, by a tool that forwards no stdin; `plans` is "" to ask hosts only."""
     blobs = [_blob(archive), *([_blob(plans.encode())] if plans else [])]
-    argv = (*python, "-ISu", "-c", ARGV_BOOTSTRAP, blobs[0], str(port), index_word, *blobs[1:])
+    argv = (*python, "-ISu", "-c", ARGV_BOOTSTRAP, blobs[0], port, index_word, *blobs[1:])
     return GroupCommand(hosts, argv, b"")
 
 

@@ -33,6 +33,9 @@ class PortClaim:
             self._socket.close()
             raise
 
+    def close(self) -> None:
+        self._socket.close()
+
     @staticmethod
     def exists(port: int) -> bool:
         """Whether some job of this host has it. Takes nothing, so that several may ask at once."""
@@ -46,6 +49,44 @@ class PortClaim:
     @staticmethod
     def _name(port: int) -> str:
         return f"\0dslaunch-master-{port}"
+
+
+class PortClaims:
+    """What an agent holds before it knows where its job's ranks meet: jobs that start together differ then.
+
+    Agents of one job on one machine do not know each other: a port that is fixed is not held, for
+    node 0 must get it.
+    """
+
+    def __init__(self, port: int, *, is_fixed: bool) -> None:
+        """`port` is the one the launcher means to use; `is_fixed`: it cannot be another."""
+        self._held: dict[int, PortClaim] = {}
+        if not is_fixed and not _in_use(port):
+            self._hold(port)
+
+    def has(self, port: int) -> bool:
+        return port in self._held
+
+    def free_port(self) -> int:
+        """One that nobody listens on and no other job holds."""
+        port = _free_port()
+        while not self._hold(port):
+            port = _free_port()
+        return port
+
+    def settle(self, port: int | None) -> None:
+        """The job meets there; the others are let go. None where it meets on another host. Raises OSError."""
+        if port is not None and port not in self._held:
+            self._held[port] = PortClaim(port)
+        for other in self._held.keys() - {port}:
+            self._held.pop(other).close()
+
+    def _hold(self, port: int) -> bool:
+        try:
+            self._held[port] = PortClaim(port)
+        except OSError:
+            return False
+        return True
 
 
 class ProbeServer:
@@ -75,8 +116,11 @@ class ProbeServer:
         self._socket.close()
 
 
-def gather(port: int, probe_port: int) -> Ready:
-    """This host's name, addresses and ports; `port` is the one the launcher means to use."""
+def gather(port: int, probe_port: int, claims: PortClaims) -> Ready:
+    """This host's name, addresses and ports; `port` is the one the launcher means to use.
+
+    What is told to be free is held for this job until it has its plan.
+    """
     own = interfaces()
     addresses = _addresses(own)
     return Ready(
@@ -85,8 +129,8 @@ def gather(port: int, probe_port: int) -> Ready:
         python=platform.python_version(),
         addresses=addresses,
         interfaces=tuple(own.get(address, "") for address in addresses),
-        port_in_use=_in_use(port),
-        free_port=_free_port(),
+        port_in_use=not claims.has(port) and _in_use(port),
+        free_port=claims.free_port(),
         probe_port=probe_port,
     )
 

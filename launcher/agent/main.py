@@ -90,10 +90,11 @@ class Agent:
         self._signals = SignalPipe(signal.SIGCHLD, *_STOP_SIGNALS, *NOTICE_SIGNALS, CENSUS, CENSUS_AND_TERM)
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._take_signals)
 
-    def run(self, port: int, plans: str) -> None:
+    def run(self, port: int, plans: str, *, is_fixed: bool) -> None:
         """Until every rank and everything they started is gone. `plans`, if any, came with the command."""
         become_subreaper()
-        self._facts = facts.gather(port, self._probed.port)
+        self._port_claims = facts.PortClaims(port, is_fixed=is_fixed)
+        self._facts = facts.gather(port, self._probed.port, self._port_claims)
         self._up(self._facts)
         if plans:
             self._start(plan_from_json(plans, self._index))
@@ -258,8 +259,7 @@ class Agent:
         self._cgroup = RankCgroup(plan.node_id)
         self._guard = Guard(plan.node_id, self._cgroup)
         self._observer = Observer(plan.node_id, self._ranks.by_pid, [rank.slot for rank in plan.ranks])
-        self._port_claim = claim_port(plan)
-        refusal = obstacle(plan) or (self._port_claim if isinstance(self._port_claim, Refused) else None)
+        refusal = obstacle(plan) or claim_port(plan, self._port_claims)
         if refusal is None:
             plan, found = engine.choose(plan)
             if isinstance(found, Refused):
@@ -314,11 +314,12 @@ class Agent:
 def main() -> int:
     """Run an agent on descriptors 0 and 1.
 
-    argv: the port asked about; this agent's place in the list of plans, or `env:NAME` for the variable that
-    tells it; and the plans as JSON, where they cannot come over stdin.
+    argv: the port asked about, with a `+` where it may be another one; this agent's place in the list of
+    plans, or `env:NAME` for the variable that tells it; and the plans as JSON, where they cannot come over
+    stdin.
     """
     os.environ.pop("DSLAUNCH_JOB_KEY", None)  # it is the launchers', not the ranks'
     _, port, place, *plans = sys.argv
     index = int(os.environ[place[4:]] if place.startswith("env:") else place)
-    Agent(Link(0, 1), index).run(int(port), "".join(plans))
+    Agent(Link(0, 1), index).run(int(port), "".join(plans), is_fixed=not port.startswith("+"))
     return 0

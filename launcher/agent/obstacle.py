@@ -23,12 +23,11 @@ def obstacle(plan: NodePlan) -> Refused | None:
     return None
 
 
-def claim_port(plan: NodePlan) -> facts.PortClaim | Refused | None:
-    """Where ranks meet on this host, tell other jobs before rank 0 listens, as long as the claim lives."""
-    if plan.node_rank != 0:
-        return None
+def claim_port(plan: NodePlan, claims: facts.PortClaims) -> Refused | None:
+    """Where ranks meet on this host, tell other jobs before rank 0 listens, as long as the claims live."""
     port = plan.ranks[0].env["MASTER_PORT"]
     try:
-        return facts.PortClaim(int(port))
+        claims.settle(int(port) if plan.node_rank == 0 else None)
+        return None
     except OSError:
         return Refused(f"another job has just taken port {port}", "start this one again")
