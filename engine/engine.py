@@ -158,7 +158,10 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
         """
         optimizer = self._must_train()
         if not self._syncing:
-            raise EngineError("step() inside no_sync()", "leave the no_sync block first")
+            raise EngineError(
+                "It is illegal to call Engine.step() inside no_sync context manager",
+                "leave the no_sync block first",
+            )
         self.settle()
         self._applied = False
         if self.is_gradient_accumulation_boundary():
@@ -206,7 +209,7 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside accumulate on this rank; the next boundary `step()` averages it all."""
         if not self._syncing:
-            raise EngineError("no_sync() inside no_sync()", "leave the outer block first")
+            raise EngineError("no_sync context manager reentry is unsupported", "leave the outer block first")
         self._syncing = False
         self._arm()
         try:

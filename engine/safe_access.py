@@ -15,6 +15,7 @@ from dslaunch.engine import collectives
 from dslaunch.engine.buckets import Home, home_of
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.optimizer import ShardedOptimizer
+from dslaunch.engine.reducer import Reducer
 
 
 def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
@@ -45,12 +46,20 @@ def safe_set_full_optimizer_state(
 
 
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
-    """The mean gradient over ranks. Collective; finishes the averaging that is still under way."""
+    """The mean gradient over ranks. Collective; finishes the averaging that is still under way.
+
+    Before the last micro step it is the mean of what has been accumulated, which goes on.
+    """
     home = _trained(param)
     if home is None:
         return None
     optimizer = _optimizer(home)
-    optimizer.reducer.finish()
+    reducer = optimizer.reducer
+    if isinstance(reducer, Reducer) and param.grad is not None and not (reducer.armed or reducer.has_sent):
+        mean = param.grad.detach().float().clone()
+        collectives.all_reduce_sum(mean)
+        return mean / (collectives.num_ranks() * optimizer.loss_scale)
+    reducer.finish()
     return _collect(home, _grad(home)) / optimizer.loss_scale
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import dslaunch.engine as deepspeed
 from dslaunch.engine import collectives
+from dslaunch.engine.safe_access import safe_get_full_grad
 
 
 def config(**more: object) -> dict[str, object]:
@@ -281,8 +282,14 @@ def no_sync_leaves_everything_to_the_boundary() -> None:
         engine.backward(engine(torch.randn(2, 4)).mean())
         assert engine.optimizer is not None
         assert not engine.optimizer.reducer.has_sent
-        with pytest.raises(deepspeed.EngineError, match=r"step\(\) inside no_sync"):
+        with pytest.raises(deepspeed.EngineError, match=r"Engine.step\(\) inside no_sync"):
             engine.step()
+        weight = next(engine.module.parameters())
+        seen = safe_get_full_grad(weight)  # of what there is so far, and it goes on
+        assert weight.grad is not None
+        expected = weight.grad.clone()
+        dist.all_reduce(expected)
+        torch.testing.assert_close(seen, expected / dist.get_world_size())
     engine.backward(engine(torch.randn(2, 4)).mean())
     engine.step()
     assert_ranks_agree(engine)
