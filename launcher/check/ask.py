@@ -145,9 +145,10 @@ class _Asking:
         places = {node.node_rank: i for i, node in enumerate(asked)}
         port = self._plan.master.port
         first = self._ready(asked[0])
+        is_idle = first.port_in_use or len(asked) == 1  # nobody listens there: leave it to other jobs
         meeting = make_plan(
             self._resolved,
-            Master(self._plan.master.addr, first.free_port if first.port_in_use else port),
+            Master(self._plan.master.addr, first.free_port if is_idle else port),
             self._plan.job_id,
         )
         return [
