@@ -67,7 +67,7 @@ def live(directory: Path, life: int, rank: int, num_ranks: int, told: int) -> No
 
 
 def write_whole(path: Path, text: str) -> None:
-    fresh = path.with_suffix(".fresh")
+    fresh = path.with_name(f".{path.name}.fresh")
     fresh.write_text(text)
     fresh.replace(path)
 
@@ -81,7 +81,7 @@ def start(directory: Path, life: int, num_ranks: int, told: int) -> list[int]:
             try:
                 live(directory, life, rank, num_ranks, told)
             except BaseException:
-                (directory / f"failed-{life}-{rank}").write_text(traceback.format_exc())
+                write_whole(directory / f"failed-{life}-{rank}", traceback.format_exc())
             os._exit(1)
         pids.append(pid)
     return pids
