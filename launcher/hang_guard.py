@@ -77,18 +77,21 @@ class HangGuard:
     async def _is_still(self, seen: Whereabouts, idle: Sequence[int]) -> bool:
         """Whether the idle ranks, or without any all, are where they were at each of several looks.
 
-        Where some rank cannot run at all, that is enough.
+        Where some rank cannot run at all, that is enough. Where silence is enough to suspect a job, half of
+        its busy ranks are: the others may wait for one in a loop.
         """
         if any(group.kind is Kind.UNABLE for group in seen.groups()):
             return True
         first = _positions(seen, idle)
-        if not idle and not all(first.values()):
-            return False
+        still = {rank for rank, frames in first.items() if idle or frames}
+        num_needed = (len(first) + 1) // 2 if self._watch.is_strict and not idle else len(first)
         for _ in range(1 if idle else _NUM_BUSY_LOOKS - 1):
             await asyncio.sleep(_BETWEEN_IDLE_LOOKS_S if idle else _BETWEEN_BUSY_LOOKS_S)
-            if _positions(await self._census.take(), idle) != first:
+            now = _positions(await self._census.take(), idle)
+            still = {rank for rank in still if now.get(rank) == first[rank]}
+            if len(still) < num_needed:
                 return False
-        return True
+        return len(still) >= num_needed
 
 
 def _positions(seen: Whereabouts, ranks: Sequence[int]) -> dict[int, tuple[Frame, ...]]:
