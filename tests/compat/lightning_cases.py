@@ -3,6 +3,7 @@
 The strategies insist on Lightning's CUDA accelerator: without a GPU they get one whose devices are CPUs.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from lightning.pytorch.accelerators.cuda import CUDAAccelerator as TrainerCuda
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
-NUM_RANKS = 2
+NUM_RANKS = int(os.environ["WORLD_SIZE"])
+PLAIN = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class _OnCpu:
@@ -107,7 +109,7 @@ def trainer() -> None:
 
     Without accumulation: Lightning divides the loss by it, and the engine does again, as DeepSpeed does.
     """
-    _, expected = fit("ddp", "cpu")
+    _, expected = fit("ddp", PLAIN)
     for stage in (1, 2, 3):
         strategy = DeepSpeedStrategy(
             stage=stage, process_group_backend=backend(), exclude_frozen_parameters=True
@@ -126,7 +128,7 @@ def fabric() -> None:
     seen: dict[object, list[float]] = {}
     for stage in (None, 2, 3):
         strategy: Any = "ddp"
-        device: Any = "cpu"
+        device: Any = PLAIN
         if stage is not None:
             strategy = FabricDeepSpeed(stage=stage, process_group_backend=backend())
             device = accelerator(CpuForFabric)

@@ -98,6 +98,7 @@ def language() -> None:
     tokens = RepeatingLoader([torch.randint(0, 50, (2, 8)) for _ in range(5)])
     losses = []
     for micro_step, batch in zip(range(8 * accumulation), tokens, strict=False):
+        batch = batch.to(engine.device)
         loss = torch.nn.functional.cross_entropy(engine(batch).view(-1, 50), batch.view(-1))
         engine.backward(loss)
         if engine.is_gradient_accumulation_boundary():
@@ -130,8 +131,9 @@ def adversaries() -> None:
         for net in (torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
     )
     for _ in range(3):
-        fake = maker(torch.randn(4, 4))
-        judge.backward(judge(torch.randn(4, 4)).mean() - judge(fake.detach()).mean())
+        noise, real = torch.randn(2, 4, 4).to(maker.device)
+        fake = maker(noise)
+        judge.backward(judge(real).mean() - judge(fake.detach()).mean())
         judge.step()
         maker.backward(judge.module(fake).mean())
         maker.step()
