@@ -61,7 +61,7 @@ def find(ranks: Ranks, load_dir: Path, tag: str | None, trained: Names | None = 
             return _open(ranks, load_dir, candidate, trained)
         except CheckpointError as error:
             if len(candidates) == 1:
-                raise
+                raise _with_others(error, load_dir, candidate) from None
             passed.append(candidate)
             log.warn(ranks.world.rank, f"passing over the checkpoint {candidate}: {error.what}")
     if not candidates:
@@ -80,10 +80,23 @@ def _candidates(ranks: Ranks, load_dir: Path, tag: str | None) -> list[str]:
         newest = tag if tag is not None else files.newest_tag(load_dir)
         if newest is None or tag is not None or not resuming:
             return [] if newest is None else [newest]
-        others = [name for name in files.tags(load_dir) if name != newest]
-        return [newest, *sorted(others, key=lambda name: files.saved_at(load_dir, name), reverse=True)]
+        return [newest, *_others(load_dir, newest)]
 
     return next((found for found in ranks.gather(look()) if found), [])
+
+
+def _others(load_dir: Path, tag: str) -> list[str]:
+    """The other checkpoints in `load_dir`, the newest first."""
+    found = [name for name in files.tags(load_dir) if name != tag]
+    return sorted(found, key=lambda name: files.saved_at(load_dir, name), reverse=True)
+
+
+def _with_others(error: CheckpointError, load_dir: Path, tag: str) -> CheckpointError:
+    """The error of a damaged checkpoint with the names of some that may be whole."""
+    others = _others(load_dir, tag)[:3]
+    if error.hint != files.DAMAGED_HINT or not others:
+        return error
+    return CheckpointError(error.what, f"{error.hint}; saved before: {', '.join(others)}")
 
 
 def _open(ranks: Ranks, load_dir: Path, tag: str, trained: Names | None) -> Found:

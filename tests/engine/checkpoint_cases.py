@@ -232,7 +232,7 @@ def restart(directory: str, resume: bool) -> tuple[object, str]:
     try:
         told: object = engine.load_checkpoint(directory)[0]
     except deepspeed.CheckpointError as error:
-        told = error.what
+        told = str(error)
     finally:
         del os.environ["DSLAUNCH_RESUME"]
         log.logger.removeHandler(handler)
