@@ -1,6 +1,6 @@
 """Scripts and Hugging Face's libraries on two ranks that dslaunch starts: losses as without an engine.
 
-Some of `trainer_cases.py`; `scripts/matrix` runs them all.
+Some of `trainer_cases.py`; `scripts/trainers` runs them all.
 """
 
 import os
