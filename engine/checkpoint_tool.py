@@ -88,7 +88,7 @@ def _verified(source: Source) -> list[str]:
 def consolidate(root: Path, output: Path, tag: str | None, options: argparse.Namespace) -> int:
     """Write the whole model's fp32 weights as Hugging Face's files."""
     source = _open(root, tag)
-    _refuse_damage(source)
+    _look_over(source)
     for path in export(
         Weights(source), output, options.max_shard_size, not options.bin, options.exclude_frozen_parameters
     ):
@@ -99,7 +99,7 @@ def consolidate(root: Path, output: Path, tag: str | None, options: argparse.Nam
 def convert(root: Path, output: Path, tag: str | None, to: str, num_ranks: int | None) -> int:
     """Write the checkpoint in the other format."""
     source = _open(root, tag)
-    _refuse_damage(source)
+    _look_over(source)
     if output.resolve() == source.directory.parent.resolve():
         raise CheckpointError(f"{output} is where the checkpoint is", "name another directory")
     write = to_deepspeed if to == "deepspeed" else to_native
@@ -124,7 +124,15 @@ def _tags_hint(root: Path) -> str:
     return f"name one with --tag: {', '.join(present)}" if present else "name a directory of checkpoints"
 
 
-def _refuse_damage(source: Source) -> None:
+def _look_over(source: Source) -> None:
+    """Refuse damage, and say what will be missing."""
+    if isinstance(source, DeepSpeedSource) and source.has_nameless_states:
+        print(
+            f"warning: {source.directory} does not say whose its optimizer states are "
+            "(stage 0, several groups): only the weights are taken, in the model's dtype; "
+            "load_checkpoint reads all of it",
+            file=sys.stderr,
+        )
     for name, expected in source.manifest.files.items():
         files.check(source.directory / name, expected)
 

@@ -71,6 +71,11 @@ class DeepSpeedSource:
             stage = 0
         self.manifest = self._describe(stage, len(optim), trained)
 
+    @property
+    def has_nameless_states(self) -> bool:
+        """Whether it has optimizer states of which only an engine's groups could tell whose they are."""
+        return bool(_states_of(self._optimizer)) and not self.manifest.param_groups
+
     def read(self, fill: Fill) -> None:
         source = self._tensor(fill.file, fill.tensor).reshape(-1)
         with torch.no_grad():

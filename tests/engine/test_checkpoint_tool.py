@@ -138,6 +138,13 @@ def test_inspect_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split("  ")[-1].strip() for line in out[1:2] + out[3:6]] == ["DeepSpeed", "3", "3", "fp32"]
 
 
+def test_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for case, is_said in (("stage0-bf16-world2", True), ("stage2-bf16-world2", False)):
+        out = str(tmp_path / case)
+        assert checkpoint_tool.main(["convert", str(HERE / case), out, "--to", "dslaunch"]) == 0
+        assert ("only the weights are taken" in capsys.readouterr().err) == is_said
+
+
 def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert checkpoint_tool.main(["inspect", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
