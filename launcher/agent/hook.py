@@ -7,12 +7,17 @@ not look there (`-S`, `-I`, `-E`) and other programs are left alone: of them the
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import time
 from collections.abc import Mapping
 
 DUMP_SIGNAL = signal.SIGRTMAX - 3
 """Nothing else is known to use it. It is sent only to a process that has a handler for it and no mask."""
+_PREFIX = "dslaunch-"
+_STALE_S = 60.0
+"""A younger folder without a lock may be about to get one."""
 _SOURCE = """\
 # Written by dslaunch: lets it ask this process for its Python stacks. It is gone when the job has ended.
 import os
@@ -65,6 +70,8 @@ class HookFolder:
         """Raises OSError where it cannot be made. The job's id in its name is random."""
         self.path = path(node_id)
         os.mkdir(self.path, 0o700)
+        self._lock = _locked(self.path)  # as long as this process lives
+        _remove_stale(os.path.dirname(self.path))
         with open(os.path.join(self.path, "sitecustomize.py"), "w") as file:
             file.write(_SOURCE)
 
@@ -80,7 +87,7 @@ class HookFolder:
 
 def path(node_id: str) -> str:
     """The node's folder."""
-    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"dslaunch-{node_id}")
+    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"{_PREFIX}{node_id}")
 
 
 def remove(folder: str) -> None:
@@ -93,6 +100,38 @@ def remove(folder: str) -> None:
             else:
                 os.unlink(inner)
         os.rmdir(folder)
+
+
+def _locked(folder: str) -> int | None:
+    """A descriptor that holds a lock on a folder; None where somebody else does."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _remove_stale(parent: str) -> None:
+    """What is left of agents that were killed together with their guards, as when a host dies."""
+    try:
+        names = os.listdir(parent)
+    except OSError:
+        return  # it may be entered, but not read
+    for name in names:
+        folder = os.path.join(parent, name)
+        job_id, _, node_rank = name.removeprefix(_PREFIX).partition(".")
+        if not (name.startswith(_PREFIX) and len(job_id) == 16 and node_rank.isdecimal()):
+            continue
+        with contextlib.suppress(OSError):  # another's, or just removed
+            status = os.lstat(folder)
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _STALE_S:
+                continue
+            fd = _locked(folder)
+            if fd is not None:
+                remove(folder)
+                os.close(fd)
 
 
 def can_be_asked(pid: int, stack_file: str) -> bool:

@@ -177,6 +177,22 @@ def test_the_hook_folder_is_private(hook: HookFolder) -> None:
     assert Path(hook.path).stat().st_mode & 0o777 == 0o700
 
 
+def test_what_dead_agents_left_is_removed(hook: HookFolder, tmp_path: Path) -> None:
+    living, left, young, other = (
+        tmp_path / f"dslaunch-{name}"
+        for name in ("0" * 16 + ".1", "1" * 16 + ".0", "2" * 16 + ".0", "mine.0")
+    )
+    for folder in (left, young, other):
+        folder.mkdir()
+        (folder / "7.stack").touch()
+    held = HookFolder(living.name.removeprefix("dslaunch-"))
+    for folder in (living, left, other):
+        os.utime(folder, (1, 1))
+    HookFolder("3" * 16 + ".0")
+    assert [folder.exists() for folder in (living, left, young, other)] == [True, False, True, True]
+    assert held.path == str(living)
+
+
 def test_a_blocked_read_by_the_kernel() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
         while kernel_state(cat.pid).waits_in not in ("read of pipe", "pipe_read", "anon_pipe_read"):
