@@ -61,6 +61,7 @@ class Registration:
         folder = jobs_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check(folder)
+        running_jobs()  # removes what dead ones have left
         if len(os.fsencode(socket_path(entry.id))) > _MAX_SOCKET_BYTES:
             raise OSError(f"{folder} is too long for a socket's path: set {FOLDER_VARIABLE} to a shorter one")
         self._path = folder / f"{entry.id}.json"

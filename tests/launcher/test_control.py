@@ -105,6 +105,8 @@ def test_what_a_crashed_job_leaves_is_removed() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert {path.suffix for path in jobs_folder().iterdir()} == {".json", ".socket"}
+    with registered(replace(ENTRY, id="ffffffff")):
+        assert [path.name for path in jobs_folder().iterdir()] == [".ffffffff.new"]
     assert running_jobs() == []
     assert list(jobs_folder().iterdir()) == []
 
