@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from marked import living_after
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "gpt"
@@ -101,7 +102,12 @@ def test_a_killed_run_goes_on_at_another_world_size_and_stage(on_two_ranks: Trai
     last = random.randint(3, 20)
     killed = subprocess.Popen(
         [*command, *config, "--save_dir", str(checkpoints)],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "NCCL_TEST_JOB": str(tmp_path),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -112,8 +118,8 @@ def test_a_killed_run_goes_on_at_another_world_size_and_stage(on_two_ranks: Trai
             if (done := re.search(r"step (\d+)/400 ", line)) and int(done[1]) > last:
                 killed.kill()
                 break
-        killed.stdout.read()  # until its ranks have ended too
     killed.wait()
+    assert living_after("NCCL_TEST_JOB", str(tmp_path), 20) == []  # its ranks may save once more meanwhile
     step = int((checkpoints / "latest").read_text().removeprefix("global_step"))
     resumed = train(4, "--save_dir", str(checkpoints), "--resume", stage=3, folder=tmp_path)
     assert f"resumed from {checkpoints / f'global_step{step}'} at step {step}\n" in resumed.output
