@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from cuda_offload_cases import LR, NUM_STEPS, WAYS
-from test_cuda import run_ranks
+from gpu_ranks import run_ranks
 
 
 @pytest.mark.parametrize("world", [1, 2])
