@@ -8,6 +8,8 @@ from collections.abc import Sequence
 MAX_LINES = 20
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[A-Za-z_][\w.]*(: .*|:?)$")
+_HINT = "hint: "
+"""How the errors of the engine go on."""
 _CUT = "    ..."
 
 
@@ -22,6 +24,8 @@ def last_words(lines: Sequence[str]) -> list[str]:
     start = starts[-1]
     indent = lines[start].index(_TRACEBACK)
     end = next((i for i in range(start + 1, len(lines)) if _ends(lines[i], indent)), len(lines) - 1)
+    while end + 1 < len(lines) and lines[end + 1][indent:].startswith(_HINT):
+        end += 1
     found = list(lines[start : end + 1])
     if len(found) <= MAX_LINES:
         return found

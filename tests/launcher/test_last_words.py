@@ -25,6 +25,13 @@ def test_the_traceback_and_not_what_follows_it() -> None:
     assert last_words(["step 1", *TRACEBACK, *NOISE]) == TRACEBACK
 
 
+def test_the_hint_below_an_error() -> None:
+    hinted = [*TRACEBACK, "hint: did you mean zero_optimization?"]
+    assert last_words([*hinted, *NOISE]) == hinted
+    prefixed = [f"[rank1]: {line}" for line in hinted]
+    assert last_words([*prefixed, *NOISE]) == prefixed
+
+
 def test_the_last_of_several() -> None:
     during = ["", "During handling of the above exception, another exception occurred:", ""]
     second = [TRACEBACK[0], *TRACEBACK[1:3], "KeyError: 'x'"]
