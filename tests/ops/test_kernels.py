@@ -60,7 +60,9 @@ def equals_fp64(name: str, mix: Mix, device: torch.device, seed: int) -> None:
             assert (error > 1e-5).float().mean().nan_to_num() < 1e-3 or (error > 1e-5).sum() <= 1, told
             assert (error < 8 * LR).all(), told
         else:
-            assert (error < 1e-5).all(), (told, error.max())
+            # Adam divides by its second moment: the few elements where that is nearly 0 magnify rounding.
+            assert (error < 1e-4).all(), (told, error.max())
+            assert (error > 1e-5).sum() <= max(1, error.numel() // 1000), told
         for state, exact_state, most in zip(shard.states, exact.states, largest, strict=True):
             assert ((state.cpu().double() - exact_state).abs() <= 1e-5 * most).all(), told
         if shard.param is not None:
