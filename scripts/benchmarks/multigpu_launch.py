@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks import peers
 from benchmarks.process_tree import BenchmarkError
+from benchmarks.ranks import PAYLOAD, ROOT
 
-PAYLOAD = Path(__file__).parent / "payload"
 TIMEOUT_S = 540.0
 _LAST_WORDS = 3000
 
@@ -33,7 +33,7 @@ class Where:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PAYLOAD.parents[2] / "src")}
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
         if self.name == "one_gpu":
             variables["BENCH_ONE_GPU"] = "1"
         if self.name == "cpu":

@@ -20,9 +20,8 @@ import click
 from rich.table import Column, Table
 
 from benchmarks import figures
+from benchmarks.ranks import PAYLOAD, ROOT
 
-ROOT = Path(__file__).parents[2]
-PAYLOAD = ROOT / "scripts/benchmarks/payload"
 SHAPE = "24,2048,16,32768,1024,8"  # 1.34 billion parameters, as in `scripts/bench engine`
 SUBJECTS = "limit,offload,offload-eager,offload-half,offload-params"
 ON_TWO_RANKS = "stage 1;stage 2, eager;stage 3, parameters"
