@@ -66,9 +66,11 @@ def start(tmp_path: Path, environ: Mapping[str, str]) -> Start:
 def run(start: Start) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     """Run `dslaunch` to its end; output as text with surrogateescape."""
 
-    def run(*argv: str, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    def run(
+        *argv: str, env: Mapping[str, str] | None = None, timeout_s: float = 60
+    ) -> "subprocess.CompletedProcess[str]":
         with start(*argv, env=env) as process:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=timeout_s)
         decoded = (data.decode("utf-8", "surrogateescape") for data in (out, err))
         return subprocess.CompletedProcess(argv, process.returncode, *decoded)
 

@@ -13,14 +13,14 @@ def main() -> None:
     os.environ["NCCL_HOSTID"] = f"host{rank}"
     torch.cuda.set_device(0)
     device = torch.device("cuda", 0)
-    distributed.init_process_group("nccl", device_id=device, timeout=timedelta(seconds=60))
+    distributed.init_process_group("nccl", device_id=device, timeout=timedelta(seconds=120))
     values = torch.ones(4, device="cuda")
     for step in range(3):
         if step < 2 or rank == 0:
             distributed.all_reduce(values)
         torch.cuda.synchronize()
         print("step", step, flush=True)
-    time.sleep(60)
+    time.sleep(120)
 
 
 if __name__ == "__main__":
