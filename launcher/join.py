@@ -13,6 +13,7 @@ from dslaunch.launcher.coordination.facts import JobFacts
 from dslaunch.launcher.coordination.link import CoordinationError, LinkSettings, coordination
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.hosts import BY_HAND
+from dslaunch.launcher.node_plan import silence_s
 from dslaunch.launcher.peers import Peers
 from dslaunch.launcher.plan import LaunchPlan, Resolved
 
@@ -62,5 +63,5 @@ def _settings(resolved: Resolved, plan: LaunchPlan) -> LinkSettings:
         job_id=plan.job_id,
         key=resolved.job_key,
         start_timeout_s=request.start_timeout_s,
-        lease_s=request.lease_s,
+        lease_s=silence_s(request.lease_s),
     )

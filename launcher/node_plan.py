@@ -12,6 +12,16 @@ def node_id(job_id: str, node_rank: int) -> str:
     return f"{job_id}.{node_rank}"
 
 
+def silence_s(lease_s: float) -> float:
+    """How long the other side may be silent: its loss is known early enough to be clean within the lease."""
+    return lease_s - min(3.0, lease_s / 5)
+
+
+def orphan_grace_s(lease_s: float) -> float:
+    """What ranks get to heed SIGTERM once nobody waits for them; the rest of the lease is for killing."""
+    return min(2.5, lease_s / 6)
+
+
 class RankPlan(NamedTuple):
     """One process: its place in the job, what is executed, and the environment of its own.
 

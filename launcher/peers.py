@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dslaunch.launcher.coordination.link import Link, NodeEnd, Settled
+from dslaunch.launcher.coordination.link import Link, NodeEnd, PeerLost, Settled
 from dslaunch.launcher.supervise import Input
 from dslaunch.launcher.verdict import Cause, Interrupted, PeerEnded, RankFailed, Verdict, exit_code
 
@@ -23,8 +23,9 @@ class Peers:
         """Post another node's bad end when it becomes known."""
 
         async def listen() -> None:
-            why = (await self._link.stopped()).cause
-            post(PeerEnded(why.exit_code, tuple(why.lines)))
+            why = await self._link.stopped()
+            is_cut_off = isinstance(why, PeerLost) and why.is_cut_off
+            post(PeerEnded(why.cause.exit_code, tuple(why.cause.lines), is_cut_off))
 
         self._listening = asyncio.create_task(listen())
 
@@ -68,4 +69,5 @@ class Peers:
 def _shared(verdict: Verdict, settled: Settled) -> Verdict:
     if settled.cause is None:
         return verdict
-    return replace(verdict, cause=PeerEnded(settled.exit_code, tuple(settled.cause.lines)))
+    is_cut_off = isinstance(verdict.cause, PeerEnded) and verdict.cause.is_cut_off
+    return replace(verdict, cause=PeerEnded(settled.exit_code, tuple(settled.cause.lines), is_cut_off))

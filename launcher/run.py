@@ -19,6 +19,7 @@ from dslaunch.launcher.fleet import Fleet
 from dslaunch.launcher.hang_guard import HangGuard
 from dslaunch.launcher.hang_limit import HangLimit
 from dslaunch.launcher.master import MasterError, settle
+from dslaunch.launcher.node_plan import orphan_grace_s
 from dslaunch.launcher.plan import LaunchPlan, Resolved, make_plan
 from dslaunch.launcher.supervise import Begin, Deadline, Finish, FromAgent, Input, Job, Signal, Stop, step
 from dslaunch.launcher.verdict import Cause, Interrupted, JobHung, NodeLost, PeerEnded, RankFailed, Verdict
@@ -160,15 +161,19 @@ class Run:
     def _stop(self, cause: Cause, number: int) -> None:
         """End every rank; where it is not the user who ends it, after a look at where they are."""
         grace_s = self._resolved.request.grace_s
+        if isinstance(cause, PeerEnded) and cause.is_cut_off:
+            grace_s = min(grace_s, orphan_grace_s(self._resolved.request.lease_s))
         census_s = wire.CENSUS_S if self._asks_before(cause) else 0.0
         self._at(census_s + grace_s + _GOODBYE_S, Deadline.STOP)
         self._fleet.stop(wire.Stop(number, grace_s, census_s), has_begun=self._has_begun)
 
     def _asks_before(self, cause: Cause) -> bool:
-        """Whether it is of interest where the ranks are: also where a user loses patience with them."""
+        """Whether there is time to look at where the ranks are; also where a user loses patience."""
         if isinstance(cause, Interrupted):
             return self._hang_guard is not None and self._hang_guard.silent_s > _PATIENCE_S
-        return isinstance(cause, RankFailed | NodeLost | PeerEnded)
+        if isinstance(cause, PeerEnded):
+            return not cause.is_cut_off
+        return isinstance(cause, RankFailed | NodeLost)
 
     def _found_hung(self, limit: HangLimit, hung: JobHung) -> None:
         """Nothing is said of a job that ends already."""

@@ -65,11 +65,13 @@ class Interrupted:
 class PeerEnded:
     """Another node of a job started by hand ended badly, or was lost. Also an Input: the news of it.
 
-    `lines` name the cause as every node prints it.
+    `lines` name the cause as every node prints it. `is_cut_off` where this node may be the one that is lost
+    to the others.
     """
 
     exit_code: int
     lines: tuple[str, ...]
+    is_cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

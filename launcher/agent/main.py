@@ -22,7 +22,7 @@ from dslaunch.launcher.agent.obstacle import claim_port, obstacle
 from dslaunch.launcher.agent.process import become_subreaper
 from dslaunch.launcher.agent.ranks import Ranks
 from dslaunch.launcher.agent.signal_pipe import SignalPipe
-from dslaunch.launcher.node_plan import NodePlan, plan_from_json
+from dslaunch.launcher.node_plan import NodePlan, orphan_grace_s, plan_from_json, silence_s
 from dslaunch.launcher.wire import (
     CENSUS,
     CENSUS_AND_TERM,
@@ -44,8 +44,8 @@ from dslaunch.launcher.wire import (
 )
 
 HEARTBEAT_S = 2.0
-_ORPHAN_GRACE_S = 3.0
-"""Without a launcher nobody waits for a checkpoint, and devices must be free soon."""
+_UNHEARD_BEAT_S = 1.0
+"""Where nothing comes down, only what was acknowledged of the last beat tells that the launcher is there."""
 _WAITING_LEASE_S = 120.0
 """How long an agent without a plan believes in a silent launcher: other hosts may be slow to connect."""
 _KILLED_S = 5.0
@@ -79,7 +79,8 @@ class Agent:
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
         self._heard_at = time.monotonic()
-        self._beat_at = time.monotonic() + HEARTBEAT_S
+        self._beat_s = HEARTBEAT_S
+        self._beat_at = time.monotonic() + self._beat_s
         self._launcher_lost = False
         self._selector = selectors.DefaultSelector()
         self._ranks = Ranks(self._selector, self._up, self._pass_on)
@@ -138,14 +139,8 @@ class Agent:
 
     @property
     def _lease_end(self) -> float:
-        """When the launcher counts as lost: early enough that at the end of the lease nothing is left."""
-        lease_s = self._plan.lease_s - self._orphan_grace_s if self._plan else _WAITING_LEASE_S
-        return self._heard_at + lease_s
-
-    @property
-    def _orphan_grace_s(self) -> float:
-        """A part of the lease at most, for in the rest heartbeats must have come."""
-        return min(_ORPHAN_GRACE_S, self._plan.lease_s / 5) if self._plan else _ORPHAN_GRACE_S
+        """When the launcher counts as lost."""
+        return self._heard_at + (silence_s(self._plan.lease_s) if self._plan else _WAITING_LEASE_S)
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -157,10 +152,10 @@ class Agent:
             if now >= self._lease_end:
                 self._lose_launcher()
             elif now >= self._beat_at:
-                self._beat_at = now + HEARTBEAT_S
-                self._up(Heartbeat(time.time_ns(), 0))
                 if self._plan is not None and not self._plan.hears_launcher and not self._is_cut_off():
-                    self._heard_at = now
+                    self._heard_at = max(self._heard_at, now - self._beat_s)
+                self._beat_at = now + self._beat_s
+                self._up(Heartbeat(time.time_ns(), 0))
         if self._observer is not None:
             self._observer.look(self._up)
         self._watch_backlog()
@@ -219,7 +214,7 @@ class Agent:
             self._launcher_lost = True
             for fd in {self._link.read_fd, self._link.write_fd} & set(self._selector.get_map()):
                 self._selector.unregister(fd)
-            self._stop(signal.SIGTERM, self._orphan_grace_s)
+            self._stop(signal.SIGTERM, orphan_grace_s(self._plan.lease_s) if self._plan else 0.0)
 
     def _watch_backlog(self) -> None:
         """Wake when the launcher takes more, while something waits for it."""
@@ -254,6 +249,9 @@ class Agent:
         self._plan = plan
         self._state = State.RUNNING
         self._heard_at = time.monotonic()
+        if not plan.hears_launcher:
+            self._beat_s = _UNHEARD_BEAT_S
+            self._beat_at = self._heard_at + self._beat_s
         self._selector.unregister(self._probed.fd)
         self._probed.close()
         self._cgroup = RankCgroup(plan.node_id)

@@ -102,9 +102,13 @@ class PeerFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """Another node is gone, or cannot be reached: end the own ranks."""
+    """Another node is gone, or cannot be reached: end the own ranks.
+
+    `is_cut_off`: it was node 0, or node 0 hears nobody any more. Then this node may be the one that is gone.
+    """
 
     cause: Cause
+    is_cut_off: bool
 
 
 class Attendance:
@@ -117,8 +121,8 @@ class Attendance:
         self.settled: asyncio.Future[Settled] = loop.create_future()
         self._job_id = ""
 
-    def take(self, message: Welcome | Rejected | Begin | Stop | Settled) -> None:
-        """What node 0 says."""
+    def take(self, message: Welcome | Rejected | Begin | Stop | Settled, *, is_alone: bool = False) -> None:
+        """What node 0 says; `is_alone` when it hears nobody else any more."""
         match message:
             case Welcome(job_id):
                 self._job_id = job_id
@@ -129,7 +133,8 @@ class Attendance:
                     self.joined.set_result(Joined(node_rank, self._job_id))
             case Stop(cause):
                 if not self.stopped.done():
-                    self.stopped.set_result(PeerLost(cause) if cause.lost else PeerFailed(cause))
+                    is_cut_off = is_alone or cause.node_rank == 0
+                    self.stopped.set_result(PeerLost(cause, is_cut_off) if cause.lost else PeerFailed(cause))
             case Settled():
                 if not self.settled.done():
                     self.settled.set_result(message)

@@ -32,6 +32,9 @@ from dslaunch.launcher.coordination.protocol import (
     rejected,
 )
 
+_SLEPT_NS = 1_000_000_000
+"""A timer that is later than this was held up with all of this process."""
+
 
 @dataclass(frozen=True, slots=True)
 class CallListener:
@@ -60,7 +63,7 @@ class Call(Connection):
         self._is_welcome = False
         self._is_suspicious = False
         self._heard_ns = time.monotonic_ns()
-        self._beat_ns = self._heard_ns
+        self._due_ns = self._heard_ns
         self._timer = self._loop.call_later(settings.hello_timeout_s, self._give_up)
 
     @property
@@ -168,7 +171,7 @@ class Call(Connection):
         match message:
             case Welcome() if not self._is_welcome:
                 self._is_welcome = True
-                self._beat_ns = self._heard_ns
+                self._due_ns = self._heard_ns
                 self._beat()
                 self._listener.on_said(message)
             case Pong(sent_ns, here_ns):
@@ -182,14 +185,15 @@ class Call(Connection):
 
     def _beat(self) -> None:
         """A Ping; and node 0 is taken for lost when it was silent for the lease, unless this side slept."""
-        now_ns, heartbeat_s = time.monotonic_ns(), self._settings.heartbeat_s
-        slept_ns = now_ns - self._beat_ns - int(heartbeat_s * 1e9)
-        if slept_ns > 1_000_000_000:
+        now_ns = time.monotonic_ns()
+        if now_ns - self._due_ns > _SLEPT_NS:
             self._heard_ns = now_ns
-        if now_ns - self._heard_ns >= self._settings.lease_s * 1e9:
+        lease_left_ns = self._heard_ns + int(self._settings.lease_s * 1e9) - now_ns
+        if lease_left_ns <= 0:
             self.break_off(f"no sign of life for {self._settings.lease_s:g} s")
             return
-        self._beat_ns = now_ns
+        next_ns = min(int(self._settings.heartbeat_s * 1e9), lease_left_ns)
+        self._due_ns = now_ns + next_ns
         self._timer.cancel()
-        self._timer = self._loop.call_later(heartbeat_s, self._beat)
+        self._timer = self._loop.call_later(next_ns / 1e9, self._beat)
         self.tell(Ping(now_ns))

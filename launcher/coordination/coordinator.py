@@ -182,12 +182,13 @@ class Coordinator:
 
     def _feed(self, what: Input) -> None:
         self._room, outputs = step(self._room, what)
+        is_alone = isinstance(what, Tick) and self._room.is_silent(what.at_ns)
         for output in outputs:
             match output:
                 case Send(peer, message) if peer != OWN:
                     self._reception.send(peer, message)
                 case Send(_, Welcome() | Rejected() | Begin() | Stop() | Settled() as message):
-                    self._attendance.take(message)
+                    self._attendance.take(message, is_alone=is_alone)
                 case HangUp(peer):
                     self._reception.hang_up(peer)
                 case Note(text):

@@ -153,6 +153,11 @@ class Room:
             case Phase.OVER:
                 return None
 
+    def is_silent(self, at_ns: int) -> bool:
+        """Whether nobody else was heard for half a lease, though it may not be over for all of them."""
+        since_ns = at_ns - self.rules.lease_ns // 2
+        return all(node.heard_ns <= since_ns for peer, node in self.nodes.items() if peer != OWN)
+
 
 def assigned(nodes: Mapping[int, Node]) -> Mapping[int, int]:
     """A node rank for each peer: its own where it has one; the rest are counted up by host name.

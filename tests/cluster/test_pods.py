@@ -17,8 +17,8 @@ from netcluster.process import Process
 class Pods:
     """A launcher on each of two hosts, with two ranks each that ignore every polite signal."""
 
-    def __init__(self, cluster: Cluster, site: Site) -> None:
-        self.cluster, self.site = cluster, site
+    def __init__(self, cluster: Cluster, site: Site, grace_s: int) -> None:
+        self.cluster, self.site, self.grace_s = cluster, site, grace_s
         self.err = [site.folder / f"{host}.err" for host in cluster.workers]
         self._stack = ExitStack()
         self.launchers = [self._start(node_rank) for node_rank in range(2)]
@@ -26,7 +26,7 @@ class Pods:
     def _start(self, node_rank: int) -> "subprocess.Popen[str]":
         host = self.cluster.workers[node_rank]
         place = ["--no_ssh", "--num_nodes=2", f"--node_rank={node_rank}", "--num_gpus=2"]
-        meeting = [f"--master_addr={self.cluster.ip('worker-0')}", "--grace=1", "--lease=5"]
+        meeting = [f"--master_addr={self.cluster.ip('worker-0')}", f"--grace={self.grace_s}", "--lease=5"]
         err = self._stack.enter_context(self.err[node_rank].open("w"))
         out = self._stack.enter_context((self.site.folder / f"{host}.out").open("w"))
         argv = [*self.site.command, *place, *meeting, PAYLOAD, "stubborn"]
@@ -83,7 +83,7 @@ class Pods:
 @pytest.fixture
 def pods(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pods]:
     job = f"{request.node.name}-{os.getpid()}"
-    pods = Pods(cluster, Site(cluster.hostfile, None, tmp_path, job, "auto"))
+    pods = Pods(cluster, Site(cluster.hostfile, None, tmp_path, job, "auto"), getattr(request, "param", 1))
     try:
         pods.wait_until_up()
         yield pods
@@ -117,9 +117,17 @@ def test_a_command_that_is_killed_in_one_pod_is_a_lost_host_to_the_other(pods: P
     assert f"(node rank {victim}) was lost: the connection was closed" in errs[1 - victim]
 
 
-def test_pods_that_are_cut_off_from_each_other_both_end(pods: Pods) -> None:
+@pytest.mark.parametrize("pods", [300], indirect=True)
+def test_pods_that_are_cut_off_end_with_the_lease_whatever_the_grace(pods: Pods) -> None:
+    """With the worst manners: ranks that ignore SIGTERM. Of two, each may be the one that is cut off."""
     pods.cluster.cut("worker-1")
     codes, errs = pods.ended()
     assert codes == [111, 111]
-    assert "host worker-1 (node rank 1) was lost: no sign of life for 5 s" in errs[0]
-    assert "host worker-0 (node rank 0) was lost: no sign of life for 5 s" in errs[1]
+    assert "host worker-1 (node rank 1) was lost: no sign of life for 4 s" in errs[0]
+    assert "host worker-0 (node rank 0) was lost: no sign of life for 4 s" in errs[1]
+
+
+@pytest.mark.parametrize("pods", [300], indirect=True)
+def test_pods_whose_node_0_is_lost_wait_for_no_grace(pods: Pods) -> None:
+    os.kill(pods.command("worker-0").pid, signal.SIGKILL)
+    assert pods.ended()[0] == [-signal.SIGKILL, 111]

@@ -327,6 +327,7 @@ def test_silence_for_the_lease_is_a_loss(settings: Settings, meddle: Meddle, vic
             why = await links[1 - victim].stopped()
             assert 0.3 < time.monotonic() - began < 5
             assert isinstance(why, PeerLost)
+            assert why.is_cut_off
             line = f"error: host pod-{victim} (node rank {victim}) was lost: no sign of life for 0.5 s"
             assert why.cause.lines == (line,)
             assert await links[1 - victim].verdict() == Settled(why.cause)

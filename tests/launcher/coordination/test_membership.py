@@ -287,6 +287,14 @@ def test_a_ping_is_answered_with_the_clock_and_renews_the_lease() -> None:
     assert history.told(1)[-1] == Stop(loss(2, "no sign of life for 15 s"))
 
 
+def test_node_0_hears_nobody_only_where_all_others_are_silent() -> None:
+    """What came from one shortly before counts as silence too: they do not beat at the same moment."""
+    history = History().begin().add(Heard(1, Ping(0), 2 * S), Heard(2, Ping(0), 4 * S))
+    assert history.tick(17 * S).room.is_silent(17 * S)
+    history = History().begin().add(Heard(1, Ping(0), 2 * S), Heard(2, Ping(0), 16 * S))
+    assert not history.tick(17 * S).room.is_silent(17 * S)
+
+
 def test_the_job_ends_well_when_all_nodes_did() -> None:
     history = History().begin().end(OWN, 0).end(2, 0)
     assert history.told(OWN)[-1] == Begin(0)
