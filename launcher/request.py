@@ -97,8 +97,8 @@ class LaunchRequest:
             above it are spares.
         grace_s: seconds between asking ranks to end and SIGKILL.
         start_timeout_s: seconds until every host must have answered.
-        lease_s: seconds without a sign of life after which the other side counts as lost; when they are over, a
-            host that was cut off is clean.
+        lease_s: seconds without a sign of life after which the other side counts as lost; when they are over,
+            a host that was cut off is clean.
         hang_timeout: what is done about a job without progress, and after how long.
     """
 
