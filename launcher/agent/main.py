@@ -255,7 +255,7 @@ class Agent:
         self._selector.unregister(self._probed.fd)
         self._probed.close()
         self._cgroup = RankCgroup(plan.node_id)
-        self._guard = Guard(plan.node_id, self._cgroup)
+        self._guard = Guard(plan.node_id, self._cgroup, None if plan.hears_launcher else self._link.write_fd)
         self._observer = Observer(plan.node_id, self._ranks.by_pid, [rank.slot for rank in plan.ranks])
         refusal = obstacle(plan) or claim_port(plan, self._port_claims)
         if refusal is None:

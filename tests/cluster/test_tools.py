@@ -80,7 +80,6 @@ def test_kill_9_of_the_command_leaves_nothing_on_any_host(site: Site) -> None:
     assert site.gone_within(10) == []
 
 
-@pytest.mark.parametrize("site", ["openmpi", "slurm"], indirect=True)
 def test_an_agent_that_is_killed_is_missed_at_once(site: Site) -> None:
     result = site.run(PAYLOAD, "kills_agent", flags=["--lease", "60"])
     assert result.returncode == 111
