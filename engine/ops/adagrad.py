@@ -18,6 +18,12 @@ class AdagradScalars(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_float) for name in ("step_size", "l2", "eps"))
 
 
+class AdagradHyper(ctypes.Structure):
+    """Adagrad::Hyper of csrc/adagrad.h."""
+
+    _fields_ = tuple((name, ctypes.c_double) for name in ("lr", "lr_decay", "eps", "weight_decay"))
+
+
 @dataclass(frozen=True, slots=True)
 class AdagradStep:
     """The scalars of one step of one group; `step` counts from 1; the state is the sum of squares."""
@@ -39,8 +45,8 @@ class AdagradStep:
     def scalars(self) -> AdagradScalars:
         return AdagradScalars(self.step_size, self.weight_decay, self.eps)
 
-    def hyper(self) -> None:
-        return None
+    def hyper(self) -> AdagradHyper:
+        return AdagradHyper(self.lr, self.lr_decay, self.eps, self.weight_decay)
 
     def reference(self, theta: torch.Tensor, states: tuple[torch.Tensor, ...], g: torch.Tensor) -> None:
         (total,) = states

@@ -27,15 +27,17 @@ class CudaKernels:
 
     def step(self, rule: Rule, batch: Batch, control: Control) -> None:
         grid = self._tables.grid(batch, BLOCK_NUMEL)
-        if grid.num_blocks == 0:
-            return
         device = grid.device
         scale, found_inf = _scalar(control.grad_scale, device), _scalar(control.found_inf, device)
         grid.launch.grad_scale, grid.launch.found_inf = _pointer(scale), _pointer(found_inf)
-        if rule.whole_tensors:
-            self._step_whole_tensors(rule, batch, grid)
+        prepared = None
+        if control.counter is not None or control.lr is not None:
+            prepared = self._prepare(rule, control, found_inf, device)
+        if grid.num_blocks == 0:
             return
-        prepared = None if control.counter is None else self._prepare(rule, control, found_inf)
+        if rule.whole_tensors:
+            self._step_whole_tensors(rule, batch, grid, prepared)
+            return
         dtypes = f"{DTYPE_CODES[batch.grad_dtype]}_{DTYPE_CODES[batch.param_dtype]}"
         self._launch(
             rule.kernel,
@@ -66,46 +68,47 @@ class CudaKernels:
         self._launch("norm", "norm_total", 1, grid.device, arguments)
         return total
 
-    def _step_whole_tensors(self, rule: Rule, batch: Batch, grid: Grid) -> None:
+    def _step_whole_tensors(
+        self, rule: Rule, batch: Batch, grid: Grid, prepared: torch.Tensor | None
+    ) -> None:
         """LAMB: moments and partial sums, the trust ratio of each tensor, the update."""
         device, scalars = grid.device, rule.scalars()
         partials = torch.empty(2 * grid.num_blocks, dtype=torch.float64, device=batch.device)
         step_sizes = torch.empty(grid.num_tensors, dtype=torch.float32, device=batch.device)
         grid.launch.partials = partials.data_ptr()
-        sizes = ctypes.c_void_p(step_sizes.data_ptr())
+        in_graph, sizes = ctypes.c_void_p(_pointer(prepared)), ctypes.c_void_p(step_sizes.data_ptr())
         name = rule.kernel
         self._launch(
             name,
             f"{name}_moments_{DTYPE_CODES[batch.grad_dtype]}",
             grid.num_blocks,
             device,
-            [grid.launch, scalars],
+            [grid.launch, scalars, in_graph],
         )
-        self._launch(name, f"{name}_trust", grid.num_tensors, device, [grid.launch, scalars, sizes])
+        self._launch(name, f"{name}_trust", grid.num_tensors, device, [grid.launch, scalars, in_graph, sizes])
         self._launch(
             name,
             f"{name}_update_{DTYPE_CODES[batch.param_dtype]}",
             grid.num_blocks,
             device,
-            [grid.launch, scalars, sizes],
+            [grid.launch, scalars, in_graph, sizes],
         )
 
-    def _prepare(self, rule: Rule, control: Control, found_inf: torch.Tensor | None) -> torch.Tensor:
-        """The rule's scalars for the next step of a counter on the GPU, computed there."""
-        hyper = rule.hyper()
-        assert control.counter is not None
-        assert hyper is not None, f"{rule.kernel} has no step counter on the GPU"
-        device = control.counter.device
-        scalars = torch.empty(_SCALARS_BYTES, dtype=torch.uint8, device=device)
-        lr = _scalar(control.lr, device.index)
+    def _prepare(
+        self, rule: Rule, control: Control, found_inf: torch.Tensor | None, device: int
+    ) -> torch.Tensor:
+        """The rule's scalars for a step whose number or learning rate is on the GPU, computed there."""
+        scalars = torch.empty(_SCALARS_BYTES, dtype=torch.uint8, device=torch.device("cuda", device))
+        lr = _scalar(control.lr, device)
         arguments: list[Argument] = [
-            hyper,
+            rule.hyper(),
             ctypes.c_void_p(_pointer(lr)),
-            ctypes.c_void_p(control.counter.data_ptr()),
+            ctypes.c_void_p(_pointer(control.counter)),
+            ctypes.c_int64(control.advance),
             ctypes.c_void_p(_pointer(found_inf)),
             ctypes.c_void_p(scalars.data_ptr()),
         ]
-        self._launch(rule.kernel, f"{rule.kernel}_prepare", 1, device.index, arguments, threads=1)
+        self._launch(rule.kernel, f"{rule.kernel}_prepare", 1, device, arguments, threads=1)
         return scalars
 
     def _launch(

@@ -42,7 +42,7 @@ class Tables:
 
     def __init__(self) -> None:
         self._tables: OrderedDict[tuple[int, ...], Table] = OrderedDict()
-        self._captured: list[Table] = []
+        self._captured: list[Table] = []  # what graphs read at every replay
 
     def grid(self, batch: Batch, block_numel: int) -> Grid:
         """Blocks of `block_numel` elements over all tensors; tensors without elements have none."""
@@ -53,15 +53,17 @@ class Tables:
             return Grid(Launch(flat=Entry(*words)), num_blocks, 1, device)
         # A table may be freed once the stream it was used on has moved on, so it belongs to a stream.
         key = (*words, block_numel, device, torch.cuda.current_stream(device).cuda_stream)
-        if (table := self._tables.get(key)) is None:
-            table = _send(batch, block_numel, device)
-            if torch.cuda.is_current_stream_capturing():
-                self._captured.append(table)
-            self._tables[key] = table
-            if len(self._tables) > _MAX_TABLES:
-                self._tables.popitem(last=False)
-        else:
+        capturing = torch.cuda.is_current_stream_capturing()
+        if (table := self._tables.get(key)) is not None:
             self._tables.move_to_end(key)
+        else:
+            table = _send(batch, block_numel, device)
+            if not capturing:  # else it is on the GPU only once the graph has been replayed
+                self._tables[key] = table
+                if len(self._tables) > _MAX_TABLES:
+                    self._tables.popitem(last=False)
+        if capturing:
+            self._captured.append(table)
         start = table.device.data_ptr()
         launch = Launch(table=start, tensor_of_block=start + table.num_tensors * ctypes.sizeof(Entry))
         return Grid(launch, table.num_blocks, table.num_tensors, device)

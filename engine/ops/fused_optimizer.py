@@ -10,10 +10,10 @@ from typing import ClassVar, cast
 import torch
 from torch.optim import Optimizer
 
-from dslaunch.engine.ops import backends
+from dslaunch.engine.ops import backends, compiled
 from dslaunch.engine.ops.roster import Roster
-from dslaunch.engine.ops.shard import PARAM_DTYPES, Control, Rule, Shard, batch_of
-from dslaunch.engine.ops.step import reference_step
+from dslaunch.engine.ops.shard import PARAM_DTYPES, Control, Rule, Shard
+from dslaunch.engine.ops.step import step_batch_
 
 Group = dict[str, object]
 State = dict[str, torch.Tensor]
@@ -32,6 +32,8 @@ class FusedOptimizer(Optimizer):
     States are fp32. Parameters of bf16 and fp16 have an fp32 master beside them, `state[p]["master"]`, and
     are written with its rounded values. Parameters that are stepped together share their `state[p]["step"]`.
     With torch.amp.GradScaler, gradients are unscaled and steps with infinite ones left out inside the kernel.
+    `capturable`: the step counter is on the GPU, and `lr` may be a tensor there, so that a CUDA graph of
+    step() replays right, and loss scaling needs no word from the host.
     """
 
     state_names: ClassVar[tuple[str, ...]]  # as torch's optimizer of that name calls them
@@ -63,8 +65,9 @@ class FusedOptimizer(Optimizer):
                 loss = closure()
         grad_scale = cast("torch.Tensor | None", getattr(self, "grad_scale", None))
         found_inf = cast("torch.Tensor | None", getattr(self, "found_inf", None))
+        step_group = self._step_group_in_graph if torch.compiler.is_compiling() else self._step_group
         for number in range(len(self.param_groups)):
-            self._step_group(number, None if grad_scale is None else grad_scale.reciprocal(), found_inf)
+            step_group(number, None if grad_scale is None else grad_scale.reciprocal(), found_inf)
         return loss
 
     def _step_group(self, number: int, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
@@ -72,21 +75,113 @@ class FusedOptimizer(Optimizer):
         params = [p for p in cast("list[torch.Tensor]", group["params"]) if p.grad is not None]
         if not params:
             return
-        on_gpu = bool(group.get("capturable"))
+        on_gpu = bool(group.get("capturable")) and params[0].is_cuda
         if found_inf is not None and self.counts_steps and not on_gpu:
             if found_inf.item():  # the host counts the steps, so it must know
                 return
             found_inf = None
         if group.get("maximize"):
             scale = torch.full((), -1.0, device=params[0].device) if scale is None else -scale
-        if self._step_together(number, params, Control(scale, found_inf, None, _lr_tensor(group))):
+        if self._step_together(number, params, Control(scale, found_inf, lr=lr_on_gpu(group))):
             return
         for counter, first, members in self._by_clock(group, params):
             step = 0 if counter is None or on_gpu else int(counter)
             rule = self.rule(group, step, first)
-            control = Control(scale, found_inf, counter if on_gpu else None, _lr_tensor(group))
+            control = Control(scale, found_inf, counter if on_gpu else None, lr=lr_on_gpu(group))
             for shards in self._batches(group, members):
-                _step_shards(rule, shards, control)
+                step_batch_(rule, shards, control)
+                control = replace(control, advance=False)
+
+    def _step_group_in_graph(
+        self, number: int, scale: torch.Tensor | None, found_inf: torch.Tensor | None
+    ) -> None:
+        """What torch.compile traces instead of _step_group."""
+        group: Group = self.param_groups[number]
+        numbers: list[float] = []
+        kernel: list[str] = []
+        masters: list[torch.Tensor] = []
+        states: list[torch.Tensor] = []
+        grads: list[torch.Tensor] = []
+        params: list[torch.Tensor] = []
+        counters: list[torch.Tensor] = []
+        has_param: list[int] = []
+        counter_of: list[int] = []
+        self._init_group(
+            group, kernel, numbers, masters, states, grads, params, counters, has_param, counter_of
+        )
+        if not masters:
+            return
+        if group.get("maximize"):
+            scale = torch.full((), -1.0, device=masters[0].device) if scale is None else -scale
+        lr = group["lr"]
+        in_tensor = isinstance(lr, torch.Tensor)
+        compiled.optimizer_step(
+            kernel[0],
+            numbers,
+            0.0 if in_tensor else lr,
+            lr if in_tensor else None,
+            masters,
+            states,
+            grads,
+            params,
+            counters,
+            has_param,
+            counter_of,
+            scale,
+            found_inf,
+        )
+
+    def _init_group(
+        self,
+        group: Group,
+        kernel: list[str],
+        numbers: list[float],
+        masters: list[torch.Tensor],
+        states: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        params: list[torch.Tensor],
+        counters: list[torch.Tensor],
+        has_param: list[int],
+        counter_of: list[int],
+    ) -> None:
+        """Fill the empty lists with the arguments of compiled.optimizer_step.
+
+        The name and that form are torch._dynamo's: while it traces an optimizer it calls this one method, and
+        takes from the lists what has become of it.
+        """
+        own = cast("list[torch.Tensor]", group["params"])
+        stepped = [p for p in own if p.grad is not None]
+        new = [p for p in stepped if not self.state[p]]
+        if not stepped:
+            return
+        if new and group.get("dampening"):
+            raise RuntimeError(
+                f"the first step of {type(self).__name__} with dampening is unlike the others and cannot be "
+                "compiled\nhint: call step() once outside of torch.compile"
+            )
+        clocks: dict[float, int] = {}
+        on_gpu = bool(group.get("capturable")) and stepped[0].is_cuda
+        started = torch.zeros((), device=stepped[0].device if on_gpu else "cpu")
+        for p in new:
+            self._start(group, p, started)
+        for p in stepped:
+            state: State = self.state[p]
+            low = p.dtype in PARAM_DTYPES
+            masters.append(state["master"] if low else p)
+            states += [state[name] for name in self.states_of(group)]
+            grads.append(cast(torch.Tensor, p.grad))
+            params += [p] if low else []
+            has_param.append(int(low))
+            if self.counts_steps:
+                # torch has moved shared counters to the GPU one by one, where they are there.
+                number = clocks.setdefault(float(state["step"]), len(counters))
+                if number == len(counters):
+                    counters.append(state["step"])
+                state["step"] = counters[number]
+                counter_of.append(number)
+        rule = self.rule(group, 0, False)
+        kernel.append(rule.kernel)
+        numbers += compiled.numbers_of(rule)
 
     def _step_together(self, number: int, params: Sequence[torch.Tensor], control: Control) -> bool:
         """The short way, for parameters that all step and are all alike; False: nothing is done."""
@@ -109,7 +204,7 @@ class FusedOptimizer(Optimizer):
         batch = roster.batch([cast(torch.Tensor, p.grad) for p in params])
         if batch is None or (counter is None and self.counts_steps):
             return False
-        on_gpu = bool(group.get("capturable"))
+        on_gpu = bool(group.get("capturable")) and params[0].is_cuda
         if counter is not None and not on_gpu:
             counter += 1
         rule = self.rule(group, 0 if counter is None or on_gpu else int(counter), False)
@@ -120,7 +215,7 @@ class FusedOptimizer(Optimizer):
         self, group: Group, params: Sequence[torch.Tensor]
     ) -> list[tuple[torch.Tensor | None, bool, list[torch.Tensor]]]:
         """Those that have made the same steps, with their counter; the host's is counted up already."""
-        on_gpu = bool(group.get("capturable"))
+        on_gpu = bool(group.get("capturable")) and params[0].is_cuda
         new = [p for p in params if not self.state[p]]
         started = torch.zeros((), device=params[0].device if on_gpu else "cpu")
         for p in new:
@@ -232,7 +327,9 @@ class FusedOptimizer(Optimizer):
                 state[name] = p.detach().float()
         if self.counts_steps:
             step = float(cast("torch.Tensor | float", saved["step"]))
-            state["step"] = torch.tensor(step, device=p.device if group.get("capturable") else "cpu")
+            state["step"] = torch.tensor(
+                step, device=p.device if group.get("capturable") and p.is_cuda else "cpu"
+            )
         missing = [name for name in self.states_of(group) if name not in state]
         if missing and not self.counts_steps:
             return {}  # a momentum buffer that has not started
@@ -243,18 +340,7 @@ class FusedOptimizer(Optimizer):
         return state
 
 
-def _step_shards(rule: Rule, shards: Sequence[Shard], control: Control) -> None:
-    backend = backends.of(shards[0].master.device)
-    if backend is not None and all(shard.is_plain() for shard in shards):
-        backend.step(rule, batch_of(shards), control)
-        return
-    if control.counter is not None:
-        raise RuntimeError(
-            "capturable=True needs the CUDA kernels\nhint: python -m dslaunch.engine.ops.build"
-        )
-    reference_step(rule, shards, control.grad_scale, control.found_inf)
-
-
-def _lr_tensor(group: Group) -> torch.Tensor | None:
+def lr_on_gpu(group: Group) -> torch.Tensor | None:
+    """The learning rate where it is on the GPU and shall stay there."""
     lr = group["lr"]
-    return lr if group.get("capturable") and isinstance(lr, torch.Tensor) else None
+    return lr if group.get("capturable") and isinstance(lr, torch.Tensor) and lr.is_cuda else None

@@ -25,6 +25,14 @@ class LambScalars(ctypes.Structure):
     )
 
 
+class LambHyper(ctypes.Structure):
+    """Lamb::Hyper of csrc/lamb.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_double) for name in ("lr", "beta1", "beta2", "eps", "weight_decay", "max_trust")
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class LambStep:
     """The scalars of one step of one parameter group; `step` counts from 1; the states are Adam's m and v."""
@@ -53,8 +61,8 @@ class LambStep:
             self.max_trust,
         )
 
-    def hyper(self) -> None:
-        return None
+    def hyper(self) -> LambHyper:
+        return LambHyper(self.lr, self.beta1, self.beta2, self.eps, self.weight_decay, self.max_trust)
 
     def reference(self, theta: torch.Tensor, states: tuple[torch.Tensor, ...], g: torch.Tensor) -> None:
         m, v = states

@@ -15,6 +15,12 @@ class LionScalars(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_float) for name in ("lr", "one_minus_beta1", "one_minus_beta2", "decay"))
 
 
+class LionHyper(ctypes.Structure):
+    """Lion::Hyper of csrc/lion.h."""
+
+    _fields_ = tuple((name, ctypes.c_double) for name in ("lr", "beta1", "beta2", "weight_decay"))
+
+
 @dataclass(frozen=True, slots=True)
 class LionStep:
     """The scalars of one step of one parameter group; the state is the momentum."""
@@ -31,8 +37,8 @@ class LionStep:
     def scalars(self) -> LionScalars:
         return LionScalars(self.lr, 1 - self.beta1, 1 - self.beta2, self.lr * self.weight_decay)
 
-    def hyper(self) -> None:
-        return None
+    def hyper(self) -> LionHyper:
+        return LionHyper(self.lr, self.beta1, self.beta2, self.weight_decay)
 
     def reference(self, theta: torch.Tensor, states: tuple[torch.Tensor, ...], g: torch.Tensor) -> None:
         (m,) = states

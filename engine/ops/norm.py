@@ -15,6 +15,11 @@ def sum_of_squares(grads: Sequence[torch.Tensor]) -> torch.Tensor:
     They are fp32, bf16 or fp16, of one dtype, and contiguous. It is not finite exactly if one of their
     elements is not, and does not depend on the number of threads. On GPUs it is not read by the host.
     """
+    if torch.compiler.is_compiling():
+        from dslaunch.engine.ops import compiled
+
+        total: torch.Tensor = compiled.sum_of_squares(grads)
+        return total
     if not grads:
         return torch.zeros((), dtype=torch.float64)
     if (backend := backends.of(grads[0].device)) is not None:

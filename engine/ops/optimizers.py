@@ -9,18 +9,14 @@ import torch
 
 from dslaunch.engine.ops.adagrad import AdagradStep
 from dslaunch.engine.ops.adamw import AdamWStep
-from dslaunch.engine.ops.fused_optimizer import FusedOptimizer, Group, Params, State
+from dslaunch.engine.ops.fused_optimizer import FusedOptimizer, Group, Params, State, lr_on_gpu
 from dslaunch.engine.ops.lamb import LambStep
 from dslaunch.engine.ops.lion import LionStep
 from dslaunch.engine.ops.sgd import SgdMomentumStep, SgdStep
 
 
 class FusedAdamW(FusedOptimizer):
-    """torch.optim.AdamW, or torch.optim.Adam with `adam_w_mode=False`; without amsgrad.
-
-    `capturable`: the step counter lives on the GPU, and `lr` may be a tensor there, so that a CUDA graph of
-    step() replays right, and loss scaling needs no word from the host.
-    """
+    """torch.optim.AdamW, or torch.optim.Adam with `adam_w_mode=False`; without amsgrad."""
 
     state_names = ("exp_avg", "exp_avg_sq")
 
@@ -51,10 +47,7 @@ class FusedAdamW(FusedOptimizer):
         beta1, beta2 = cast("tuple[float, float]", group["betas"])
         return AdamWStep(
             max(step, 1),
-            # A learning rate on the GPU stays there.
-            0.0
-            if group.get("capturable") and isinstance(group["lr"], torch.Tensor)
-            else _number(group, "lr"),
+            _lr(group),
             beta1,
             beta2,
             _number(group, "eps"),
@@ -73,21 +66,21 @@ class FusedLion(FusedOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-4,
+        lr: float | torch.Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        capturable: bool = False,
     ) -> None:
         _expect(lr=lr, weight_decay=weight_decay)
         _expect_betas(betas)
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        )
+        defaults: Group = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "maximize": maximize, "capturable": capturable})
 
     def rule(self, group: Group, step: int, first: bool) -> LionStep:
         beta1, beta2 = cast("tuple[float, float]", group["betas"])
-        return LionStep(_number(group, "lr"), beta1, beta2, _number(group, "weight_decay"))
+        return LionStep(_lr(group), beta1, beta2, _number(group, "weight_decay"))
 
 
 class FusedAdagrad(FusedOptimizer):
@@ -98,18 +91,20 @@ class FusedAdagrad(FusedOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-2,
+        lr: float | torch.Tensor = 1e-2,
         lr_decay: float = 0.0,
         weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
         *,
         maximize: bool = False,
+        capturable: bool = False,
     ) -> None:
         start = initial_accumulator_value
         _expect(lr=lr, lr_decay=lr_decay, weight_decay=weight_decay, eps=eps, initial_accumulator_value=start)
         defaults: Group = {"lr": lr, "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "initial_accumulator_value": start, "maximize": maximize})
+        defaults |= {"initial_accumulator_value": start, "maximize": maximize, "capturable": capturable}
+        super().__init__(params, defaults)
 
     def new_states(self, group: Group, master: torch.Tensor) -> State:
         start = _number(group, "initial_accumulator_value")
@@ -117,8 +112,8 @@ class FusedAdagrad(FusedOptimizer):
 
     def rule(self, group: Group, step: int, first: bool) -> AdagradStep:
         return AdagradStep(
-            step,
-            _number(group, "lr"),
+            max(step, 1),
+            _lr(group),
             _number(group, "lr_decay"),
             _number(group, "eps"),
             _number(group, "weight_decay"),
@@ -134,25 +129,27 @@ class FusedSGD(FusedOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float | torch.Tensor = 1e-3,
         momentum: float = 0.0,
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        capturable: bool = False,
     ) -> None:
         _expect(lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("nesterov expects a momentum and no dampening")
         defaults: Group = {"lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov}
-        super().__init__(params, {**defaults, "weight_decay": weight_decay, "maximize": maximize})
+        defaults |= {"weight_decay": weight_decay, "maximize": maximize, "capturable": capturable}
+        super().__init__(params, defaults)
 
     def states_of(self, group: Group) -> tuple[str, ...]:
         return self.state_names if group["momentum"] else ()
 
     def rule(self, group: Group, step: int, first: bool) -> SgdStep | SgdMomentumStep:
-        lr, weight_decay = _number(group, "lr"), _number(group, "weight_decay")
+        lr, weight_decay = _lr(group), _number(group, "weight_decay")
         if not group["momentum"]:
             return SgdStep(lr, weight_decay)
         return SgdMomentumStep(
@@ -173,24 +170,26 @@ class FusedLamb(FusedOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: float = 1e-3,
+        lr: float | torch.Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.0,
         *,
         max_trust: float = math.inf,
         maximize: bool = False,
+        capturable: bool = False,
     ) -> None:
         _expect(lr=lr, eps=eps, weight_decay=weight_decay, max_trust=max_trust)
         _expect_betas(betas)
         defaults: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "max_trust": max_trust, "maximize": maximize})
+        defaults |= {"max_trust": max_trust, "maximize": maximize, "capturable": capturable}
+        super().__init__(params, defaults)
 
     def rule(self, group: Group, step: int, first: bool) -> LambStep:
         beta1, beta2 = cast("tuple[float, float]", group["betas"])
         return LambStep(
-            step,
-            _number(group, "lr"),
+            max(step, 1),
+            _lr(group),
             beta1,
             beta2,
             _number(group, "eps"),
@@ -201,6 +200,11 @@ class FusedLamb(FusedOptimizer):
 
 def _number(group: Group, name: str) -> float:
     return float(cast("float | torch.Tensor", group[name]))
+
+
+def _lr(group: Group) -> float:
+    """0 where the learning rate is on the GPU, where it stays."""
+    return _number(group, "lr") if lr_on_gpu(group) is None else 0.0
 
 
 def _expect(**values: float | torch.Tensor) -> None:

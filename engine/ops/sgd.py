@@ -18,12 +18,28 @@ class SgdScalars(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_float) for name in ("lr", "l2"))
 
 
+class SgdHyper(ctypes.Structure):
+    """Sgd::Hyper of csrc/sgd.h."""
+
+    _fields_ = tuple((name, ctypes.c_double) for name in ("lr", "weight_decay"))
+
+
 class SgdMomentumScalars(ctypes.Structure):
     """SgdMomentum::Scalars of csrc/sgd.h."""
 
     _fields_ = tuple(
         (name, ctypes.c_float)
         for name in ("lr", "l2", "momentum", "one_minus_dampening", "gradient_weight", "buffer_weight")
+    )
+
+
+class SgdMomentumHyper(ctypes.Structure):
+    """SgdMomentum::Hyper of csrc/sgd.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("lr", "weight_decay", "momentum", "dampening")),
+        ("nesterov", ctypes.c_int32),
+        ("first", ctypes.c_int32),
     )
 
 
@@ -41,8 +57,8 @@ class SgdStep:
     def scalars(self) -> SgdScalars:
         return SgdScalars(self.lr, self.weight_decay)
 
-    def hyper(self) -> None:
-        return None
+    def hyper(self) -> SgdHyper:
+        return SgdHyper(self.lr, self.weight_decay)
 
     def reference(self, theta: torch.Tensor, states: tuple[torch.Tensor, ...], g: torch.Tensor) -> None:
         theta.sub_(g.add(theta, alpha=self.weight_decay), alpha=self.lr)
@@ -73,8 +89,10 @@ class SgdMomentumStep:
             self.momentum if self.nesterov else 1.0,
         )
 
-    def hyper(self) -> None:
-        return None
+    def hyper(self) -> SgdMomentumHyper:
+        return SgdMomentumHyper(
+            self.lr, self.weight_decay, self.momentum, self.dampening, int(self.nesterov), int(self.first)
+        )
 
     def reference(self, theta: torch.Tensor, states: tuple[torch.Tensor, ...], g: torch.Tensor) -> None:
         (buffer,) = states

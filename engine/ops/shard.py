@@ -56,7 +56,8 @@ class Control:
     grad_scale: torch.Tensor | None = None  # fp32 scalar; gradients are multiplied by it; None is 1
     found_inf: torch.Tensor | None = None  # fp32 scalar; not 0: nothing is changed
     # For steps in CUDA graphs: fp32 scalars on the device that take the place of the rule's `step` and `lr`.
-    counter: torch.Tensor | None = None  # counts applied steps, and is counted up by this one
+    counter: torch.Tensor | None = None  # counts applied steps
+    advance: bool = True  # whether this one counts it up; only the first does of several that are one step
     lr: torch.Tensor | None = None
     num_threads: int | None = None  # of a step on CPUs; None: torch's
 
@@ -73,9 +74,8 @@ class Rule(Protocol):
     def scalars(self) -> ctypes.Structure:
         """The kernel's scalars, as csrc has them."""
 
-    def hyper(self) -> ctypes.Structure | None:
-        """What the kernel computes its scalars from where steps are counted on the GPU; None if it cannot."""
-        ...
+    def hyper(self) -> ctypes.Structure:
+        """What the kernel computes its scalars from where the counter or the learning rate is on the GPU."""
 
     def reference(self, theta: torch.Tensor, states: tuple[torch.Tensor, ...], g: torch.Tensor) -> None:
         """The step in plain torch, in place on `theta` and `states`."""

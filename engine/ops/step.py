@@ -26,12 +26,19 @@ def step_(
     (likewise) is not 0, nothing is changed. On GPUs neither is read by the host.
     `num_threads` is for CPUs; None: as many as torch has.
     """
-    if not shards:
+    if shards:
+        step_batch_(rule, shards, Control(grad_scale, found_inf, num_threads=num_threads))
+
+
+def step_batch_(rule: Rule, shards: Sequence[Shard], control: Control) -> None:
+    """The same for at least one shard, with all that a step can be told."""
+    backend = backends.of(shards[0].master.device)
+    if backend is not None and all(shard.is_plain() for shard in shards):
+        backend.step(rule, batch_of(shards), control)
         return
-    if (backend := backends.of(shards[0].master.device)) is not None and all(s.is_plain() for s in shards):
-        backend.step(rule, batch_of(shards), Control(grad_scale, found_inf, num_threads=num_threads))
-    else:
-        reference_step(rule, shards, grad_scale, found_inf)
+    if control.counter is not None or control.lr is not None:
+        raise RuntimeError("capturable=True needs the CUDA kernels\nhint: dslaunchctl build")
+    reference_step(rule, shards, control.grad_scale, control.found_inf)
 
 
 def reference_step(

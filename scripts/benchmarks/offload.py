@@ -1,4 +1,4 @@
-"""What a step costs whose optimizer the host keeps and steps, on one GPU; checks on it, and of our kernels.
+"""What a step costs whose optimizer the host keeps and steps, on one GPU; and checks on it.
 
 Also without scripts/bench: PYTHONPATH=src:scripts python3 -m benchmarks.offload
 """
@@ -25,7 +25,7 @@ from benchmarks.ranks import PAYLOAD, ROOT
 SHAPE = "24,2048,16,32768,1024,8"  # 1.34 billion parameters, as in `scripts/bench engine`
 SUBJECTS = "limit,offload,offload-eager,offload-half,offload-params"
 ON_TWO_RANKS = "stage 1;stage 2, eager;stage 3, parameters"
-PARTS = ("checks", "steps", "kernels")
+PARTS = ("checks", "steps")
 
 Found = Mapping[str, Any]
 
@@ -34,19 +34,15 @@ Found = Mapping[str, Any]
 @click.option("--steps", type=click.IntRange(min=1), default=6, show_default=True, help="Timed steps.")
 @click.option("--shape", default=SHAPE, show_default=True, help="layers,width,heads,vocab,seq,micro")
 @click.option("--subjects", default=SUBJECTS, show_default=True, help="Also deepspeed-offload.")
-@click.option("--numel", default=3e8, show_default=True, help="Elements of the kernels' jobs.")
 @click.option("--only", type=click.Choice(PARTS), multiple=True, help="Leave the other parts out.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write everything to this file.")
-def command(
-    steps: int, shape: str, subjects: str, numel: float, only: Sequence[str], json_path: str | None
-) -> None:
+def command(steps: int, shape: str, subjects: str, only: Sequence[str], json_path: str | None) -> None:
     import torch
 
     if not torch.cuda.is_available():
         raise click.UsageError("there is no GPU that torch can use")
     rank = [sys.executable, str(PAYLOAD / "engine_rank.py"), "--subjects", subjects, "--shape", shape]
     cases = [sys.executable, str(ROOT / "tests/engine/cuda_offload_cases.py")]
-    kernels = [sys.executable, str(PAYLOAD / "kernel_variants.py"), str(numel)]
     runs = {
         "build": [Run("build", [[sys.executable, "-c", BUILD]], 60)],
         "checks": [
@@ -54,7 +50,6 @@ def command(
             Run("checks, 2 ranks", [[*cases, ON_TWO_RANKS]] * 2, 90),
         ],
         "steps": [Run("steps", [[*rank, "--steps", str(steps)]], 120)],
-        "kernels": [Run("kernels", [kernels], 60)],
     }
     record: dict[str, object] = {"benchmark": "offload", "machine": figures.machine()}
     for part, together in runs.items():
@@ -118,8 +113,7 @@ def show(name: str, found: Found, shape: str) -> None:
     if "error" in found:
         figures.Part(name, [], [f"{note}, failed:\n{found['error']}"], []).print()
         return
-    tables = {"steps": steps_tables, "kernels": kernels_table}
-    made = tables[name](found["found"], shape) if name in tables else []
+    made = steps_tables(found["found"], shape) if name == "steps" else []
     notes = [note] if made else [f"{note}: {json.dumps(found['found'])}"]
     figures.Part(name, made, notes, []).print()
 
@@ -142,16 +136,6 @@ def steps_tables(found: Found, shape: str) -> list[Table]:
             parts = [f"{span[key]:.1f}" for key in ("start", "end", "busy", "beside kernels")]
             when.add_row(subject, kind, *parts, str(span["names"]) if span["names"] else "")
     return [shown, when]
-
-
-def kernels_table(found: Found, _: str) -> list[Table]:
-    """Speeds over that of a copy, and whether bits are the same."""
-    jobs = list(found["of_copy"])
-    shown = Table("kernels", *jobs, "bits as in use", "however cut", title="AdamW, of copy")
-    for variant, bits in found["bits"].items():
-        speeds = [f"{found['of_copy'][job][variant]:.3f}" for job in jobs]
-        shown.add_row(variant, *speeds, str(bits["as in use"]), str(bits["however cut"]))
-    return [shown]
 
 
 if __name__ == "__main__":

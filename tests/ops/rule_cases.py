@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from dslaunch.engine.ops import FusedAdagrad, FusedAdamW, FusedLamb, FusedLion, FusedSGD
 from dslaunch.engine.ops.adagrad import AdagradStep
 from dslaunch.engine.ops.adamw import AdamWStep
 from dslaunch.engine.ops.lamb import LambStep
@@ -23,6 +24,15 @@ RULES: dict[str, Callable[[int], Rule]] = {
     "momentum": lambda step: SgdMomentumStep(LR, 0.1, 0.9, 0.5, first=step == 1),
     "nesterov": lambda step: SgdMomentumStep(LR, 0.1, 0.9, nesterov=True),
     "lamb": lambda step: LambStep(step, LR, 0.9, 0.999, 1e-6, 0.1),
+}
+Make = Callable[..., torch.optim.Optimizer]
+MAKES: dict[str, Make] = {
+    "adamw": FusedAdamW,
+    "lion": FusedLion,
+    "adagrad": FusedAdagrad,
+    "sgd": FusedSGD,
+    "momentum": lambda params, **options: FusedSGD(params, momentum=0.9, **options),
+    "lamb": FusedLamb,
 }
 LOW = (None, torch.bfloat16, torch.float16)
 GRADS = (torch.float32, torch.bfloat16, torch.float16)

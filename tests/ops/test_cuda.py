@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from rule_cases import LOW, RULES, Data
+from rule_cases import LOW, MAKES, RULES, Data
 
-from dslaunch.engine.ops import FusedAdamW, artifacts, build, cuda_modules, nvrtc
+from dslaunch.engine.ops import FusedAdamW, FusedSGD, artifacts, build, cuda_modules, nvrtc
 from dslaunch.engine.ops.adamw import AdamWShard, AdamWStep, adamw_
 from dslaunch.engine.ops.norm import sum_of_squares
 from dslaunch.engine.ops.sgd import SgdStep
@@ -18,38 +20,94 @@ GPU = torch.device("cuda", 0)
 LARGE = (1 << 31) + 12_345
 
 
-def test_a_graph_of_a_step_replays_with_its_own_count_and_learning_rate(seed: int) -> None:
+@pytest.mark.parametrize("shapes", [(100_003,), (1000, 77, 0, 4096)], ids=["flat", "many"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MAKES)
+def test_a_graph_of_a_step_replays_with_its_own_count_and_learning_rate(
+    name: str, dtype: torch.dtype, shapes: tuple[int, ...], seed: int
+) -> None:
     torch.manual_seed(seed)
-    params = [torch.nn.Parameter(torch.randn(n, device=GPU)) for n in (1000, 77)]
-    oracle = [torch.nn.Parameter(p.detach().clone()) for p in params]
-    lr = torch.tensor(0.01, device=GPU)
-    optimizer, plain = FusedAdamW(params, lr=lr, capturable=True), torch.optim.AdamW(oracle, lr=0.01)
-    grads = [torch.randn_like(p) for p in params]
-    for p, q, grad in zip(params, oracle, grads, strict=True):
-        p.grad, q.grad = grad, grad.clone()
+    params = [torch.nn.Parameter(torch.randn(n, device=GPU).to(dtype)) for n in shapes]
+    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    lr, scale, found_inf = (torch.tensor(x, device=GPU) for x in (0.01, 2.0, 0.0))
+    optimizer, plain = MAKES[name](params, lr=lr, capturable=True), MAKES[name](twins, lr=0.01)
+    for p, q in zip(params, twins, strict=True):
+        p.grad, q.grad = torch.randn_like(p), torch.zeros_like(q)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            optimizer.step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        optimizer.step()
-    plain.step()
-    plain.step()
-    for step in range(5):
-        lr.fill_(0.01 / (step + 1))
-        plain.param_groups[0]["lr"] = 0.01 / (step + 1)
-        for q, grad in zip(oracle, grads, strict=True):
-            grad.copy_(torch.randn_like(grad))
+
+    def both() -> None:
+        for p, q in zip(params, twins, strict=True):
+            assert p.grad is not None
             assert q.grad is not None
-            q.grad.copy_(grad)
+            q.grad.copy_(p.grad / scale)
+        if not float(found_inf):
+            plain.step()
+
+    optimizer.grad_scale, optimizer.found_inf = scale, found_inf
+    with torch.cuda.stream(stream):
+        optimizer.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    both()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # on a stream that has no table of these tensors yet
+        optimizer.step()
+    for number in range(5):
+        lr.fill_(0.01 / (number + 1))
+        scale.fill_(2.0**number)
+        found_inf.fill_(float(number == 2))
+        plain.param_groups[0]["lr"] = 0.01 / (number + 1)
+        for p in params:
+            assert p.grad is not None
+            p.grad.normal_()
         graph.replay()
-        plain.step()
-    for p, q in zip(params, oracle, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-5)
-    assert float(optimizer.state[params[0]]["step"]) == 7
+        both()
+    for p, q in zip(params, twins, strict=True):
+        masters = optimizer.state[p].get("master", p), plain.state[q].get("master", q)
+        torch.testing.assert_close(*masters, rtol=1e-5, atol=1e-5)
+    if "step" in optimizer.state[params[0]]:
+        assert float(optimizer.state[params[0]]["step"]) == 5
+
+
+def test_a_graph_keeps_what_other_steps_push_out() -> None:
+    """Its table of tensors outlives the few that are kept for reuse."""
+    params = [torch.nn.Parameter(torch.ones(n, device=GPU)) for n in (1000, 77)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer = FusedSGD(params, lr=1.0, capturable=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    others = [torch.zeros(8, device=GPU) for _ in range(80)]
+    for first, second in itertools.pairwise(others):
+        rule = SgdStep(1.0, 0.0)
+        step_(rule, [Shard(first, (), torch.ones_like(first), None), Shard(second, (), first, None)])
+    optimizer.step()  # the same tensors, on a stream that has not seen them
+    graph.replay()
+    graph.replay()
+    assert all(bool((p == -2).all()) for p in params)
+
+
+def test_mixed_dtypes_count_a_step_once() -> None:
+    params = [torch.nn.Parameter(torch.ones(9, device=GPU, dtype=t)) for t in (torch.float32, torch.bfloat16)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer = FusedAdamW(params, capturable=True)
+    for _ in range(3):
+        optimizer.step()
+    assert float(optimizer.state[params[0]]["step"]) == float(optimizer.state[params[1]]["step"]) == 3
+
+
+def test_norms_are_captured_too() -> None:
+    grads = [torch.zeros(n, device=GPU) for n in (5000, 3)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        total = sum_of_squares(grads)
+    for value in (1.0, 2.0):
+        for grad in grads:
+            grad.fill_(value)
+        graph.replay()
+        assert total.item() == 5003 * value**2
 
 
 def test_steps_left_out_do_not_count_on_the_gpu() -> None:

@@ -2,3 +2,4 @@
 #include "cuda_step.h"
 
 STEP_KERNELS(adagrad, Adagrad)
+PREPARE_KERNEL(adagrad, Adagrad)

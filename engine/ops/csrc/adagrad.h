@@ -10,6 +10,16 @@ struct Adagrad {
     float l2, eps;
   };
 
+#if defined(__CUDACC__)
+  struct Hyper {  // AdagradStep of adagrad.py
+    double lr, lr_decay, eps, weight_decay;
+  };
+
+  static FORMULA Scalars scalars(const Hyper& h, double lr, double t) {
+    return {float(lr / (1 + (t - 1) * h.lr_decay)), float(h.weight_decay), float(h.eps)};
+  }
+#endif
+
   template <class F>
   static FORMULA void step(F& theta, F& sum, F&, F g, const Scalars& s) {
     g = g + s.l2 * theta;

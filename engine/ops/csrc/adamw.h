@@ -15,7 +15,7 @@ struct AdamW {
   };
 
 #if defined(__CUDACC__)
-  // AdamWStep of adamw.py, for steps whose number is known on the GPU alone.
+  // AdamWStep of adamw.py, where the step's number or its learning rate is known on the GPU alone.
   struct Hyper {
     double lr, beta1, beta2, eps, weight_decay;
     int32_t decoupled, bias_correction;

@@ -2,23 +2,45 @@
 #pragma once
 #include "cuda_launch.h"
 
+// One branch around all loads and one around all stores: several loads are then in flight at once. Between
+// them stands one formula, which the compiler must not copy into both branches: the fused multiply-adds of
+// two copies could differ, and how a shard is cut would then change bits.
 template <class Rule, class Grad, class Out>
 FORMULA void step_elements(const Launch& launch, const typename Rule::Scalars& host,
                            const typename Rule::Scalars* device) {
   if (is_skipped(launch)) return;
-  const Place place = place_of<Grad>(launch);
+  Place place = place_of<Grad>(launch);
   if (place.num == 0) return;
   const Entry& e = place.entry;
-  const Four g = load_grad<Grad>(place, scale_of(launch));
-  Four theta = load_floats(e.master, place), state1 = {}, state2 = {};
-  if (Rule::num_states > 0) state1 = load_floats(e.state1, place);
-  if (Rule::num_states > 1) state2 = load_floats(e.state2, place);
+  Four g, theta, state1 = {}, state2 = {};
+  const auto load = [&](bool whole) {
+    place.whole = whole;
+    g = load_grad<Grad>(place, 1.0f);
+    theta = load_floats(e.master, place);
+    if (Rule::num_states > 0) state1 = load_floats(e.state1, place);
+    if (Rule::num_states > 1) state2 = load_floats(e.state2, place);
+  };
+  const auto store = [&](bool whole) {
+    place.whole = whole;
+    store_floats(e.master, place, theta);
+    if (Rule::num_states > 0) store_floats(e.state1, place, state1);
+    if (Rule::num_states > 1) store_floats(e.state2, place, state2);
+    store_out<Out>(place, theta);
+  };
+  const bool whole = place.whole;
+  if (whole)
+    load(true);
+  else
+    load(false);
+  int again = whole;
+  asm volatile("" : "+r"(again));  // the compiler does not know that it is the same condition
+  const float scale = scale_of(launch);
   const typename Rule::Scalars s = device ? *device : host;
-  for (int i = 0; i < kPerThread; i++) Rule::step(theta.x[i], state1.x[i], state2.x[i], g.x[i], s);
-  store_floats(e.master, place, theta);
-  if (Rule::num_states > 0) store_floats(e.state1, place, state1);
-  if (Rule::num_states > 1) store_floats(e.state2, place, state2);
-  store_out<Out>(place, theta);
+  for (int i = 0; i < kPerThread; i++) Rule::step(theta.x[i], state1.x[i], state2.x[i], g.x[i] * scale, s);
+  if (again)
+    store(true);
+  else
+    store(false);
 }
 
 #define STEP_KERNEL(name, Rule, Grad, Out)                                               \
@@ -40,11 +62,13 @@ FORMULA void step_elements(const Launch& launch, const typename Rule::Scalars& h
   STEP_KERNEL(name##_3_3, Rule, Float16, Float16)
 
 // Scalars for steps that a CUDA graph replays: computed on the GPU from a step counter and a learning rate
-// that live there. `counter` counts the applied steps; `lr` null: the host's.
+// that live there. `counter` counts the applied steps, and this one too where `advance` is not 0; null: the
+// rule counts none. `lr` null: the host's.
 #define PREPARE_KERNEL(name, Rule)                                                                    \
   extern "C" __global__ void name##_prepare(const Rule::Hyper hyper, const float* lr, float* counter, \
-                                            const float* found_inf, Rule::Scalars* scalars) {         \
+                                            int64_t advance, const float* found_inf,                  \
+                                            Rule::Scalars* scalars) {                                 \
     if (found_inf && *found_inf != 0) return;                                                         \
-    *counter += 1;                                                                                    \
-    *scalars = Rule::scalars(hyper, lr ? double(*lr) : hyper.lr, double(*counter));                   \
+    if (counter && advance) *counter += 1;                                                            \
+    *scalars = Rule::scalars(hyper, lr ? double(*lr) : hyper.lr, counter ? double(*counter) : 0.0);   \
   }

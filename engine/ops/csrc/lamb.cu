@@ -3,8 +3,9 @@
 #include "lamb.h"
 
 template <class Grad>
-FORMULA void lamb_moments(const Launch& launch, const Lamb::Scalars& s) {
+FORMULA void lamb_moments(const Launch& launch, const Lamb::Scalars& host, const Lamb::Scalars* device) {
   if (is_skipped(launch)) return;
+  const Lamb::Scalars s = device ? *device : host;
   const Place place = place_of<Grad>(launch);
   const Entry& e = place.entry;
   const Four g = load_grad<Grad>(place, scale_of(launch));
@@ -29,19 +30,25 @@ FORMULA void lamb_moments(const Launch& launch, const Lamb::Scalars& s) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) lamb_moments_1(const Launch l, const Lamb::Scalars s) {
-  lamb_moments<Float32>(l, s);
+extern "C" __global__ void __launch_bounds__(kThreads)
+    lamb_moments_1(const Launch l, const Lamb::Scalars host, const Lamb::Scalars* device) {
+  lamb_moments<Float32>(l, host, device);
 }
-extern "C" __global__ void __launch_bounds__(kThreads) lamb_moments_2(const Launch l, const Lamb::Scalars s) {
-  lamb_moments<BFloat16>(l, s);
+extern "C" __global__ void __launch_bounds__(kThreads)
+    lamb_moments_2(const Launch l, const Lamb::Scalars host, const Lamb::Scalars* device) {
+  lamb_moments<BFloat16>(l, host, device);
 }
-extern "C" __global__ void __launch_bounds__(kThreads) lamb_moments_3(const Launch l, const Lamb::Scalars s) {
-  lamb_moments<Float16>(l, s);
+extern "C" __global__ void __launch_bounds__(kThreads)
+    lamb_moments_3(const Launch l, const Lamb::Scalars host, const Lamb::Scalars* device) {
+  lamb_moments<Float16>(l, host, device);
 }
 
 // One block a tensor.
 extern "C" __global__ void __launch_bounds__(kThreads)
-    lamb_trust(const Launch launch, const Lamb::Scalars s, float* step_sizes) {
+    lamb_trust(const Launch launch, const Lamb::Scalars host, const Lamb::Scalars* device,
+               float* step_sizes) {
+  if (is_skipped(launch)) return;  // nobody has computed the sums
+  const Lamb::Scalars s = device ? *device : host;
   const Entry e = launch.table ? launch.table[blockIdx.x] : launch.flat;
   const int64_t end = e.first_block + (e.numel + kBlockNumel - 1) / kBlockNumel;
   double theta_squares = 0, r_squares = 0;
@@ -55,12 +62,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Out>
-FORMULA void lamb_update(const Launch& launch, const Lamb::Scalars& s, const float* step_sizes) {
+FORMULA void lamb_update(const Launch& launch, const Lamb::Scalars& host, const Lamb::Scalars* device,
+                         const float* step_sizes) {
   if (is_skipped(launch)) return;
   const Place place = place_of<Float32>(launch);
   if (place.num == 0) return;
   const Entry& e = place.entry;
   const float step_size = step_sizes[launch.table ? launch.tensor_of_block[blockIdx.x] : 0];
+  const Lamb::Scalars s = device ? *device : host;
   Four theta = load_floats(e.master, place);
   const Four m = load_floats(e.state1, place), v = load_floats(e.state2, place);
   for (int i = 0; i < kPerThread; i++)
@@ -70,14 +79,19 @@ FORMULA void lamb_update(const Launch& launch, const Lamb::Scalars& s, const flo
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
-    lamb_update_0(const Launch l, const Lamb::Scalars s, const float* step_sizes) {
-  lamb_update<None>(l, s, step_sizes);
+    lamb_update_0(const Launch l, const Lamb::Scalars host, const Lamb::Scalars* device,
+                  const float* step_sizes) {
+  lamb_update<None>(l, host, device, step_sizes);
 }
 extern "C" __global__ void __launch_bounds__(kThreads)
-    lamb_update_2(const Launch l, const Lamb::Scalars s, const float* step_sizes) {
-  lamb_update<BFloat16>(l, s, step_sizes);
+    lamb_update_2(const Launch l, const Lamb::Scalars host, const Lamb::Scalars* device,
+                  const float* step_sizes) {
+  lamb_update<BFloat16>(l, host, device, step_sizes);
 }
 extern "C" __global__ void __launch_bounds__(kThreads)
-    lamb_update_3(const Launch l, const Lamb::Scalars s, const float* step_sizes) {
-  lamb_update<Float16>(l, s, step_sizes);
+    lamb_update_3(const Launch l, const Lamb::Scalars host, const Lamb::Scalars* device,
+                  const float* step_sizes) {
+  lamb_update<Float16>(l, host, device, step_sizes);
 }
+
+PREPARE_KERNEL(lamb, Lamb)

@@ -16,6 +16,23 @@ struct Lamb {
     float max_trust;  // the largest trust ratio; infinity: not bounded
   };
 
+#if defined(__CUDACC__)
+  struct Hyper {  // LambStep of lamb.py
+    double lr, beta1, beta2, eps, weight_decay, max_trust;
+  };
+
+  static FORMULA Scalars scalars(const Hyper& h, double lr, double t) {
+    return {float(1 - h.beta1),
+            float(1 - h.beta2),
+            float(h.eps),
+            float(lr),
+            float(1 / (1 - pow(h.beta1, t))),
+            float(1 / sqrt(1 - pow(h.beta2, t))),
+            float(h.weight_decay),
+            float(h.max_trust)};
+  }
+#endif
+
   template <class F>
   static FORMULA F direction(F theta, F m, F v, const Scalars& s) {
     return s.inv_correction1 * m / (square_root(v) * s.rsqrt_correction2 + s.eps) + s.weight_decay * theta;

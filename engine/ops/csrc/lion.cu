@@ -2,3 +2,4 @@
 #include "lion.h"
 
 STEP_KERNELS(lion, Lion)
+PREPARE_KERNEL(lion, Lion)

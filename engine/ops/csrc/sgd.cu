@@ -3,3 +3,5 @@
 
 STEP_KERNELS(sgd, Sgd)
 STEP_KERNELS(sgd_momentum, SgdMomentum)
+PREPARE_KERNEL(sgd, Sgd)
+PREPARE_KERNEL(sgd_momentum, SgdMomentum)
