@@ -124,6 +124,7 @@ def test_steps_left_out_do_not_count_on_the_gpu() -> None:
     assert float(optimizer.state[p]["step"]) == 1
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_gpu() -> None:
     data = [Data(rule(1), (1000, 50), (torch.bfloat16, torch.bfloat16), GPU) for rule in RULES.values()]
     scale, found_inf = torch.tensor(0.5, device=GPU), torch.tensor(0.0, device=GPU)
