@@ -131,6 +131,7 @@ def fabric() -> None:
         device: Any = PLAIN
         if stage is not None:
             strategy = FabricDeepSpeed(stage=stage, process_group_backend=backend())
+            strategy.config["gradient_clipping"] = 0.0  # DeepSpeed's default clips to 1, DDP does not
             device = accelerator(CpuForFabric)
         fabric = lightning.Fabric(accelerator=device, devices=NUM_RANKS, strategy=strategy)
         fabric.launch()
