@@ -49,6 +49,11 @@ def test_accelerate(folder: Path) -> None:
     assert launch(2, "accelerate_cases.py", folder) == [f"{case} ok" for case in cases]
 
 
+def test_lightning(folder: Path) -> None:
+    cases = ("trainer", "fabric")
+    assert launch(2, "lightning_cases.py", folder / "lightning") == [f"{case} ok" for case in cases]
+
+
 def test_the_example_runs_unchanged(folder: Path) -> None:
     example = HERE.parents[1] / "examples/hf_trainer"
     options = "--max_steps 4 --hidden_size 32 --context 32 --report_to none --save_strategy no"
