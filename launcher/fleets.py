@@ -67,10 +67,9 @@ def agent_python(resolved: Resolved, python: str) -> tuple[str, ...]:
     return ("bash", "-c", 'source "$0" && exec "$@"', script, python)
 
 
-def asked_port(resolved: Resolved, plan: LaunchPlan) -> str:
-    """The port that agents are asked about, with a `+` where it may be another one."""
-    is_fixed = resolved.request.master_port is not None or resolved.by_hand
-    return f"{'' if is_fixed else '+'}{plan.master.port}"
+def asked_port(plan: LaunchPlan) -> str:
+    """The port that agents are asked about, and the job they hold it for."""
+    return f"{plan.master.port}/{plan.job_id}"
 
 
 def node_commands(resolved: Resolved, plan: LaunchPlan) -> Mapping[int, NodeCommand]:
@@ -81,7 +80,7 @@ def node_commands(resolved: Resolved, plan: LaunchPlan) -> Mapping[int, NodeComm
         node.node_rank: node_command(
             hosts[node.node_rank],
             agent_python(resolved, host_python(resolved, hosts[node.node_rank])),
-            asked_port(resolved, plan),
+            asked_port(plan),
             archive,
         )
         for node in plan.launched
@@ -94,8 +93,8 @@ def render_group(resolved: Resolved, plan: LaunchPlan, group: GroupBackend, plan
     archive = agent_zip(with_bytecode=group.has_stdin)  # argv has room for the source alone
     python = agent_python(resolved, resolved.python)
     if group.has_stdin:
-        return group_command(hosts, python, asked_port(resolved, plan), archive, group.index_word)
-    return argv_group_command(hosts, python, asked_port(resolved, plan), archive, group.index_word, plans)
+        return group_command(hosts, python, asked_port(plan), archive, group.index_word)
+    return argv_group_command(hosts, python, asked_port(plan), archive, group.index_word, plans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,17 +53,21 @@ class GroupFleet:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, post: Post) -> None:
-        self._links = [AgentLink(i, self._posting(post)) for i in range(self._settings.num_nodes)]
+        self._links = self._new_links(post, self._closed)
         self._tasks.append(asyncio.create_task(self._serve(self._settings.render(""))))
 
-    def _posting(self, post: Post) -> Post:
+    def _new_links(self, post: Post, closed: set[int]) -> list[AgentLink]:
+        posting = self._posting(post, closed)
+        return [AgentLink(i, posting) for i in range(self._settings.num_nodes)]
+
+    def _posting(self, post: Post, closed: set[int]) -> Post:
         """An agent that said goodbye has ended, though the tool goes on; each end is told once."""
 
         def once(what: Input) -> None:
             if isinstance(what, AgentClosed):
-                if what.node_rank in self._closed:
+                if what.node_rank in closed:
                     return
-                self._closed.add(what.node_rank)
+                closed.add(what.node_rank)
             post(what)
             if isinstance(what, FromAgent) and isinstance(what.message, wire.Goodbye):
                 once(AgentClosed(what.node_rank, "ended", ""))
@@ -72,19 +76,20 @@ class GroupFleet:
 
     async def _serve(self, command: GroupCommand) -> None:
         """The tool from its start to its end; then every agent's end has been told."""
-        ends = [AgentClosed(link.node_rank, "was not started", "") for link in self._links]
+        links = self._links
+        ends = [AgentClosed(link.node_rank, "was not started", "") for link in links]
         try:
-            self._group = await self._backend.start(command)
-            heard = await asyncio.gather(*(self._listen(link, self._group) for link in self._links))
-            end = await self._group.wait()
-            ends = [told or self._end(link, end) for link, told in zip(self._links, heard, strict=True)]
+            group = self._group = await self._backend.start(command)
+            heard = await asyncio.gather(*(self._listen(link, group) for link in links))
+            end = await group.wait()
+            ends = [told or self._end(link, end) for link, told in zip(links, heard, strict=True)]
         except BackendError as error:
-            ends = [AgentClosed(link.node_rank, error.what, error.hint) for link in self._links]
+            ends = [AgentClosed(link.node_rank, error.what, error.hint) for link in links]
         except Exception as error:
-            ends = [own_fault(link.node_rank, error) for link in self._links]
+            ends = [own_fault(link.node_rank, error) for link in links]
             raise
         finally:
-            for link, closed in zip(self._links, ends, strict=True):
+            for link, closed in zip(links, ends, strict=True):
                 link.post(closed)
 
     async def _listen(self, link: AgentLink, group: Group) -> AgentClosed | None:
@@ -156,7 +161,8 @@ class ArgvFleet(GroupFleet):
     """Agents that get their plans in argv, and of what is sent later only the end of the tool.
 
     The tool runs twice: first its agents only say ready; when it is known where the ranks meet, it starts
-    others with the plans. Signals travel by a run of their own.
+    others with the plans. The first stay until then, for they hold the port. Signals travel by runs of their
+    own.
     """
 
     can_probe = False
@@ -164,6 +170,8 @@ class ArgvFleet(GroupFleet):
     def __init__(self, backend: GroupBackend, settings: GroupSettings) -> None:
         super().__init__(backend, settings)
         self._plans: Sequence[NodePlan] = ()
+        self._have_plans = asyncio.Event()
+        self._asking: Group | None = None
         self._signals: list[asyncio.Task[None]] = []
 
     def start(self, post: Post) -> None:
@@ -171,24 +179,45 @@ class ArgvFleet(GroupFleet):
 
     async def _ask_and_run(self, post: Post) -> None:
         """The first agents' ends are told only where they end before they were all ready."""
-        self._links = [AgentLink(i, self._asking(post)) for i in range(self._settings.num_nodes)]
-        await self._serve(self._settings.render(""))
-        if self._plans:
-            self._closed.clear()
-            self._links = [AgentLink(i, self._posting(post)) for i in range(self._settings.num_nodes)]
-            await self._serve(self._settings.render(plans_to_json(self._plans)))
 
-    def _asking(self, post: Post) -> Post:
         def post_until_begun(what: Input) -> None:
             if not self._plans:
                 post(what)
 
-        return self._posting(post_until_begun)
+        def post_and_let_go(what: Input) -> None:
+            post(what)
+            match what:
+                case FromAgent(0, message) if not isinstance(message, wire.Ready):
+                    self._let_first_go()  # its plan is taken up or refused: the port is its own
+                case AgentClosed():
+                    self._let_first_go()
+                case _:
+                    pass
+
+        self._links = self._new_links(post_until_begun, set())
+        asking = asyncio.create_task(self._serve(self._settings.render("")))
+        begun = asyncio.create_task(self._have_plans.wait())
+        self._tasks.append(asking)
+        try:
+            await asyncio.wait((asking, begun), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
+        finally:
+            begun.cancel()
+        if self._plans:
+            self._asking = self._group
+            self._links = self._new_links(post_and_let_go, self._closed)
+            await self._serve(self._settings.render(plans_to_json(self._plans)))
+
+    def _let_first_go(self) -> None:
+        if self._asking is not None:
+            self._asking.close_stdin()
+            self._asking = None
 
     def begin(self, plans: Sequence[NodePlan]) -> None:
         self._plans = [plan._replace(hears_launcher=False) for plan in plans]
-        assert self._group is not None
-        self._group.close_stdin()
+        self._have_plans.set()
 
     def send(self, message: wire.Down) -> None:
         match message:
@@ -240,7 +269,14 @@ class ArgvFleet(GroupFleet):
         while any(link.pid == 0 for link in self._links) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
 
+    def _end_tool(self) -> None:
+        if self._asking is not None and self._asking is self._group:
+            self._tasks[0].cancel()  # the tool has not been started again yet
+        self._let_first_go()
+        super()._end_tool()
+
     async def close(self) -> None:
+        self._let_first_go()
         if self._signals:
             await asyncio.wait(self._signals, timeout=_SIGNAL_S)
         await super().close()

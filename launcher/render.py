@@ -35,6 +35,7 @@ AGENT_MODULES = (
     "launcher/agent/main.py",
     "launcher/agent/observer.py",
     "launcher/agent/obstacle.py",
+    "launcher/agent/port_claims.py",
     "launcher/agent/process.py",
     "launcher/agent/progress.py",
     "launcher/agent/cgroup.py",
@@ -173,10 +174,7 @@ def _is_of(code: bytes, source: Path) -> bool:
 
 
 def node_command(host: Host, python: tuple[str, ...], port: str, archive: bytes) -> NodeCommand:
-    """Start an agent on `host` with `python`, alone with the standard library; it is asked about `port`.
-
-    A `+` before the port says that it may be another one.
-    """
+    """Start an agent on `host` with `python`, alone with the standard library; it is asked about `port`."""
     argv = (*python, "-ISu", "-c", STDIN_BOOTSTRAP, str(len(archive)), port, "0")
     return NodeCommand(host, argv, archive)
 

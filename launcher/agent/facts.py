@@ -18,77 +18,6 @@ _PROBE_TIMEOUT_S = 2.0
 _BANNER = b"dslaunch "
 
 
-class PortClaim:
-    """A master port that a job on this host is going to use: its rank 0 binds it seconds later.
-
-    An abstract socket (unix(7)): seen by every user, gone with the process.
-    """
-
-    def __init__(self, port: int) -> None:
-        """Raises OSError where another job has it."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            self._socket.bind(self._name(port))
-        except OSError:
-            self._socket.close()
-            raise
-
-    def close(self) -> None:
-        self._socket.close()
-
-    @staticmethod
-    def exists(port: int) -> bool:
-        """Whether some job of this host has it. Takes nothing, so that several may ask at once."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
-            try:
-                asking.connect(PortClaim._name(port))
-            except OSError:
-                return False
-        return True
-
-    @staticmethod
-    def _name(port: int) -> str:
-        return f"\0dslaunch-master-{port}"
-
-
-class PortClaims:
-    """What an agent holds before it knows where its job's ranks meet: jobs that start together differ then.
-
-    Agents of one job on one machine do not know each other: a port that is fixed is not held, for
-    node 0 must get it.
-    """
-
-    def __init__(self, port: int, *, is_fixed: bool) -> None:
-        """`port` is the one the launcher means to use; `is_fixed`: it cannot be another."""
-        self._held: dict[int, PortClaim] = {}
-        if not is_fixed and not _in_use(port):
-            self._hold(port)
-
-    def has(self, port: int) -> bool:
-        return port in self._held
-
-    def free_port(self) -> int:
-        """One that nobody listens on and no other job holds."""
-        port = _free_port()
-        while not self._hold(port):
-            port = _free_port()
-        return port
-
-    def settle(self, port: int | None) -> None:
-        """The job meets there; the others are let go. None where it meets on another host. Raises OSError."""
-        if port is not None and port not in self._held:
-            self._held[port] = PortClaim(port)
-        for other in self._held.keys() - {port}:
-            self._held.pop(other).close()
-
-    def _hold(self, port: int) -> bool:
-        try:
-            self._held[port] = PortClaim(port)
-        except OSError:
-            return False
-        return True
-
-
 class ProbeServer:
     """Answers other agents that ask whether they reach this host, with a banner that names its port.
 
@@ -116,11 +45,8 @@ class ProbeServer:
         self._socket.close()
 
 
-def gather(port: int, probe_port: int, claims: PortClaims) -> Ready:
-    """This host's name, addresses and ports; `port` is the one the launcher means to use.
-
-    What is told to be free is held for this job until it has its plan.
-    """
+def gather(*, port_in_use: bool, free_port: int, probe_port: int) -> Ready:
+    """This host's name and addresses, with its ports."""
     own = interfaces()
     addresses = _addresses(own)
     return Ready(
@@ -129,8 +55,8 @@ def gather(port: int, probe_port: int, claims: PortClaims) -> Ready:
         python=platform.python_version(),
         addresses=addresses,
         interfaces=tuple(own.get(address, "") for address in addresses),
-        port_in_use=not claims.has(port) and _in_use(port),
-        free_port=claims.free_port(),
+        port_in_use=port_in_use,
+        free_port=free_port,
         probe_port=probe_port,
     )
 
@@ -198,24 +124,3 @@ def source_address(address: str) -> str:
             return ""
         source: str = probe.getsockname()[0]
         return source
-
-
-def _in_use(port: int) -> bool:
-    """Whether someone listens on the port, or another job is about to: torch could not bind it.
-
-    With SO_REUSEADDR only a listener is in the way, not another agent that asks the same just now.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return True
-    return PortClaim.exists(port)
-
-
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port

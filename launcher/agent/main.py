@@ -19,6 +19,7 @@ from dslaunch.launcher.agent.kernel_state import kernel_state
 from dslaunch.launcher.agent.link import Link, LinkClosedError
 from dslaunch.launcher.agent.observer import Observer
 from dslaunch.launcher.agent.obstacle import claim_port, obstacle
+from dslaunch.launcher.agent.port_claims import PortClaims
 from dslaunch.launcher.agent.process import become_subreaper
 from dslaunch.launcher.agent.ranks import Ranks
 from dslaunch.launcher.agent.signal_pipe import SignalPipe
@@ -91,11 +92,15 @@ class Agent:
         self._signals = SignalPipe(signal.SIGCHLD, *_STOP_SIGNALS, *NOTICE_SIGNALS, CENSUS, CENSUS_AND_TERM)
         self._selector.register(self._signals.fd, selectors.EVENT_READ, self._take_signals)
 
-    def run(self, port: int, plans: str, *, is_fixed: bool) -> None:
+    def run(self, port: int, job_id: str, plans: str) -> None:
         """Until every rank and everything they started is gone. `plans`, if any, came with the command."""
         become_subreaper()
-        self._port_claims = facts.PortClaims(port, is_fixed=is_fixed)
-        self._facts = facts.gather(port, self._probed.port, self._port_claims)
+        self._port_claims = PortClaims(port, job_id, self._selector)
+        self._facts = facts.gather(
+            port_in_use=not self._port_claims.has(port),
+            free_port=self._port_claims.free_port(),
+            probe_port=self._probed.port,
+        )
         self._up(self._facts)
         if plans:
             self._start(plan_from_json(plans, self._index))
@@ -312,12 +317,12 @@ class Agent:
 def main() -> int:
     """Run an agent on descriptors 0 and 1.
 
-    argv: the port asked about, with a `+` where it may be another one; this agent's place in the list of
-    plans, or `env:NAME` for the variable that tells it; and the plans as JSON, where they cannot come over
-    stdin.
+    argv: the port asked about, with the job's id; this agent's place in the list of plans, or `env:NAME` for
+    the variable that tells it; and the plans as JSON, where they cannot come over stdin.
     """
     os.environ.pop("DSLAUNCH_JOB_KEY", None)  # it is the launchers', not the ranks'
-    _, port, place, *plans = sys.argv
+    _, asked, place, *plans = sys.argv
+    port, _, job_id = asked.partition("/")
     index = int(os.environ[place[4:]] if place.startswith("env:") else place)
-    Agent(Link(0, 1), index).run(int(port), "".join(plans), is_fixed=not port.startswith("+"))
+    Agent(Link(0, 1), index).run(int(port), job_id, "".join(plans))
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dslaunch.launcher.agent import facts
+from dslaunch.launcher.agent.port_claims import PortClaims
 from dslaunch.launcher.node_plan import NodePlan
 from dslaunch.launcher.wire import Refused
 
@@ -23,11 +23,11 @@ def obstacle(plan: NodePlan) -> Refused | None:
     return None
 
 
-def claim_port(plan: NodePlan, claims: facts.PortClaims) -> Refused | None:
+def claim_port(plan: NodePlan, claims: PortClaims) -> Refused | None:
     """Where ranks meet on this host, tell other jobs before rank 0 listens, as long as the claims live."""
     port = plan.ranks[0].env["MASTER_PORT"]
     try:
         claims.settle(int(port) if plan.node_rank == 0 else None)
         return None
     except OSError:
-        return Refused(f"another job has just taken port {port}", "start this one again")
+        return Refused(f"another job has just taken port {port}", "choose another with --master_port")

@@ -144,6 +144,20 @@ def test_a_host_that_is_cut_off_cleans_itself_within_the_lease(netns_site: Site,
     assert netns_site.gone_within(15) == []
 
 
+@pytest.mark.parametrize("netns_site", ["pdsh"], indirect=True)
+def test_jobs_that_start_together_meet_at_different_ports(netns_site: Site) -> None:
+    """Though pdsh starts their agents twice."""
+    (netns_site.folder / ".deepspeed_env").write_text("ECHO=MASTER_PORT\n")
+    jobs = [netns_site.start(PAYLOAD, "echo") for _ in range(2)]
+    ports = []
+    for job in jobs:
+        out, err = job.communicate(timeout=60)
+        assert job.returncode == 0, err
+        ports.append({line.partition("MASTER_PORT")[2] for line in out.splitlines()})
+    assert [len(told) for told in ports] == [1, 1]
+    assert ports[0] != ports[1]
+
+
 TIE = """
 import json, os, pathlib, sys, time
 rank, delays = int(os.environ["RANK"]), json.loads(sys.argv[-1])

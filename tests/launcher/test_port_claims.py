@@ -1,10 +1,49 @@
 """Jobs of one machine that start together meet at different ports."""
 
+import selectors
 import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 
-from dslaunch.launcher.agent.facts import PortClaim, PortClaims, gather
+from dslaunch.launcher.agent.port_claims import PortClaim, PortClaims
+
+
+class Agent:
+    """What a job's agent holds, and the loop that answers for it."""
+
+    def __init__(self, port: int, job_id: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self.claims = PortClaims(port, job_id, self._selector)
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over:
+            for key, _ in self._selector.select(0.01):
+                key.data()
+
+    def stop(self) -> None:
+        """It answers no more, but holds what it holds."""
+        self._is_over = True
+        self._thread.join()
+
+    def close(self) -> None:
+        self.stop()
+        self.claims.settle(None)
+        self._selector.close()
+
+
+Agents = Callable[[int, str], Agent]
+
+
+@pytest.fixture
+def agents() -> Iterator[Agents]:
+    with ExitStack() as stack:
+        yield lambda port, job_id: stack.enter_context(closing(Agent(port, job_id)))
 
 
 def unused_port() -> int:
@@ -13,29 +52,46 @@ def unused_port() -> int:
     return port
 
 
-def test_the_second_job_is_told_that_the_port_is_in_use_and_gets_another() -> None:
+def test_the_second_job_does_not_get_the_port_but_another(agents: Agents) -> None:
     port = unused_port()
-    first, second = PortClaims(port, is_fixed=False), PortClaims(port, is_fixed=False)
-    told = [gather(port, 1, claims) for claims in (first, second)]
-    assert [ready.port_in_use for ready in told] == [False, True]
-    assert told[0].free_port != told[1].free_port
+    first, second = agents(port, "a").claims, agents(port, "b").claims
+    assert (first.has(port), second.has(port)) == (True, False)
+    free = first.free_port(), second.free_port()
+    assert free[0] != free[1]
     first.settle(port)
-    second.settle(told[1].free_port)
+    second.settle(free[1])
     assert PortClaim.exists(port)
-    assert PortClaim.exists(told[1].free_port)
-    assert not PortClaim.exists(told[0].free_port)
+    assert PortClaim.exists(free[1])
+    assert not PortClaim.exists(free[0])
+    with pytest.raises(OSError, match="another job"):
+        second.settle(port)
     first.settle(None)
     second.settle(None)
     assert not PortClaim.exists(port)
 
 
-def test_a_fixed_port_is_taken_by_whose_job_meets_there_first() -> None:
+def test_a_port_that_someone_listens_at_is_not_held(agents: Agents) -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        assert not agents(port, "a").claims.has(port)
+    assert not PortClaim.exists(port)
+
+
+def test_an_agent_of_the_same_job_shares_the_port_and_keeps_it(agents: Agents) -> None:
+    """Several on one machine, or one that comes with the plan after one that had none."""
     port = unused_port()
-    first, second = PortClaims(port, is_fixed=True), PortClaims(port, is_fixed=True)
-    assert not any(gather(port, 1, claims).port_in_use for claims in (first, second))
-    second.settle(port)
-    with pytest.raises(OSError, match="in use"):
-        first.settle(port)
-    second.settle(None)
-    first.settle(port)
+    first, second = agents(port, "a").claims, agents(port, "a").claims
+    free = first.free_port()
+    assert second.has(port)
+    second.settle(free)
     first.settle(None)
+    assert PortClaim.exists(free)
+    assert not PortClaim.exists(port)
+    assert not agents(free, "b").claims.has(free)
+
+
+def test_who_holds_a_port_and_answers_nobody_keeps_it(agents: Agents) -> None:
+    port = unused_port()
+    first = agents(port, "a")
+    first.stop()
+    assert not agents(port, "a").claims.has(port)
