@@ -101,8 +101,6 @@ def _load_tensors(engine: Engine, request: LoadRequest, found: Found, state: Sav
     optimizer.refresh_masters()
     optimizer.zero_grad()
     if restores:
-        for shard in optimizer.shards:
-            shard.restart()
         carry_out(found, ranks, _state_fills(optimizer, found))
         _load_groups(optimizer, found)
         scaler = optimizer.policy.scaler
@@ -154,10 +152,13 @@ def _load_module(engine: Engine, found: Found, state: SavedState, leave_restored
 
 
 def _state_fills(optimizer: ShardedOptimizer, found: Found) -> list[Fill]:
+    """What restores masters and states; those that the checkpoint has not start anew."""
     manifest = found.source.manifest
     fills: list[Fill] = []
     for bucket in optimizer.buckets:
         assert bucket.state is not None
+        if not all(has_states(manifest, bucket, slot.name) for slot in bucket.spec.slots):
+            bucket.state.restart()
         for index, slot in enumerate(bucket.spec.slots):
             name = stored_name(manifest, slot.name)
             if name is None or not has_states(manifest, bucket, slot.name):

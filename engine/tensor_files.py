@@ -10,7 +10,6 @@ import json
 import math
 import os
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 
 from dslaunch.engine.checkpoint_files import FileSum
 from dslaunch.engine.errors import CheckpointError
+from dslaunch.engine.ops.crc32 import crc32
 
 BLOCK_BYTES = 1 << 22  # large enough for full bandwidth, small beside any shard
 
@@ -86,7 +86,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor | Deferred]) ->
     checksum, num_bytes = 0, 0
     with open(path, "wb", buffering=0) as file:
         for block in _blocks(len(text).to_bytes(8, "little") + text, tensors):
-            checksum = zlib.crc32(block, checksum)
+            checksum = crc32(block, checksum)
             written = 0
             while written < len(block):
                 written += file.write(block[written:])

@@ -79,7 +79,8 @@ def build_cpu(folder: Path | None = None, flags: tuple[str, ...] = ()) -> Path:
             commands[-1] += [str(artifacts.SOURCES / "cpu_isa.cpp"), "-o", objects[-1]]
         run_all(commands)
         library = f"{work}/library.so"
-        run([*compiler, "-shared", str(artifacts.SOURCES / "cpu_library.cpp"), *objects, "-o", library])
+        sources = [str(artifacts.SOURCES / name) for name in ("cpu_library.cpp", "cpu_crc32.cpp")]
+        run([*compiler, "-shared", *sources, *objects, "-o", library])
         return artifacts.publish(name, Path(library).read_bytes(), folder)
 
 
