@@ -37,12 +37,13 @@ class AdagradStep:
     kernel: ClassVar[str] = "adagrad"
     num_states: ClassVar[int] = 1
     whole_tensors: ClassVar[bool] = False
+    low_states: ClassVar[bool] = False
 
     @property
     def step_size(self) -> float:
         return self.lr / (1 + (self.step - 1) * self.lr_decay)
 
-    def scalars(self) -> AdagradScalars:
+    def scalars(self, low_states: bool) -> AdagradScalars:
         return AdagradScalars(self.step_size, self.weight_decay, self.eps)
 
     def hyper(self) -> AdagradHyper:

@@ -34,6 +34,12 @@ class AdamWScalars(ctypes.Structure):
     )
 
 
+class AdamWLowScalars(AdamWScalars):
+    """InBFloat16<AdamW>::Scalars of csrc/stochastic.h."""
+
+    _fields_ = (("step", ctypes.c_uint32),)
+
+
 class AdamWHyper(ctypes.Structure):
     """AdamW::Hyper of csrc/adamw.h."""
 
@@ -60,6 +66,7 @@ class AdamWStep:
     kernel: ClassVar[str] = "adamw"
     num_states: ClassVar[int] = 2
     whole_tensors: ClassVar[bool] = False
+    low_states: ClassVar[bool] = True
 
     @property
     def correction1(self) -> float:
@@ -69,8 +76,9 @@ class AdamWStep:
     def correction2(self) -> float:
         return 1 - self.beta2**self.step if self.bias_correction else 1.0
 
-    def scalars(self) -> AdamWScalars:
-        return AdamWScalars(
+    def scalars(self, low_states: bool) -> AdamWScalars:
+        made = AdamWLowScalars if low_states else AdamWScalars
+        return made(
             1 - self.beta1,
             1 - self.beta2,
             self.eps,
@@ -78,6 +86,7 @@ class AdamWStep:
             1 / math.sqrt(self.correction2),
             self.lr * self.weight_decay if self.decoupled else 0.0,
             0.0 if self.decoupled else self.weight_decay,
+            *([self.step] if low_states else []),
         )
 
     def hyper(self) -> AdamWHyper:

@@ -47,6 +47,7 @@ def optimizer_step(
     counters: Sequence[torch.Tensor],
     has_param: Sequence[int],
     counter_of: Sequence[int],
+    streams: Sequence[int],
     grad_scale: torch.Tensor | None,
     found_inf: torch.Tensor | None,
 ) -> None:
@@ -55,7 +56,7 @@ def optimizer_step(
     `numbers` are numbers_of that rule; `lr_tensor`, where there is one, takes the place of `lr`. `states` are
     those of the first of N masters, of the second, ...; `params` those of bf16 or fp16, which masters have
     whose `has_param` is 1. `counters` are the distinct step counters (none: the rule has none), and
-    `counter_of` says each master's.
+    `counter_of` says each master's, as `streams` do those of stochastic rounding.
     """
     on_gpu = bool(counters) and counters[0].is_cuda
     if counters and not on_gpu and found_inf is not None and found_inf.item():
@@ -65,7 +66,8 @@ def optimizer_step(
     batches: dict[tuple[object, ...], list[Shard]] = {}
     for i, (master, grad) in enumerate(zip(masters, grads, strict=True)):
         param = next(low) if has_param[i] else None
-        shard = Shard(master, tuple(states[i * num_states : (i + 1) * num_states]), grad, param)
+        own = tuple(states[i * num_states : (i + 1) * num_states])
+        shard = Shard(master, own, grad, param, stream=streams[i])
         dtypes = (master.device, grad.dtype, None if param is None else param.dtype)
         batches.setdefault((counter_of[i] if counters else 0, *dtypes), []).append(shard)
     lr_there = lr_tensor if lr_tensor is not None and lr_tensor.is_cuda else None

@@ -16,7 +16,7 @@ import torch
 from dslaunch.engine.ops import ahead
 from dslaunch.engine.ops.build import build_cpu
 from dslaunch.engine.ops.kernel_arguments import ENTRY_NUM_WORDS, CpuCall
-from dslaunch.engine.ops.shard import DTYPE_CODES, Batch, Control, Rule
+from dslaunch.engine.ops.shard import DTYPE_CODES, Batch, Control, Rule, kernel_name
 from dslaunch.engine.ops.toolchain import BuildError
 
 _SERIAL_NUMEL = 1 << 14  # below, waking a team takes longer than the step
@@ -50,18 +50,18 @@ class CpuLibrary:
     def step(self, rule: Rule, batch: Batch, control: Control) -> None:
         if control.found_inf is not None and control.found_inf.item():
             return
-        scalars = rule.scalars()
+        scalars = rule.scalars(batch.low_states)
         scale = 1.0 if control.grad_scale is None else float(control.grad_scale)
         call, entries = _call(batch, scale, control.num_threads)
         call.scalars = ctypes.addressof(scalars)
-        if getattr(self._library, f"dslaunch_{rule.kernel}")(ctypes.byref(call)) != 0:
+        if getattr(self._library, f"dslaunch_{kernel_name(rule, batch)}")(ctypes.byref(call)) != 0:
             raise MemoryError("no memory for the partial sums of an optimizer step")
         del entries  # the call's pointer does not keep it
 
     def sum_of_squares(self, grads: Sequence[torch.Tensor]) -> torch.Tensor:
         words: list[int] = []
         for grad in grads:
-            words += (0, 0, 0, grad.data_ptr(), 0, grad.numel(), 0)
+            words += (0, 0, 0, grad.data_ptr(), 0, grad.numel(), 0, 0)
         call, entries = _call(Batch(words, grads[0].dtype, None, grads[0].device), 1.0)
         total = ctypes.c_double()
         if self._library.dslaunch_sum_of_squares(ctypes.byref(call), ctypes.byref(total)) != 0:

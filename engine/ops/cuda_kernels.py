@@ -10,11 +10,11 @@ import torch
 from dslaunch.engine.ops import cuda_modules
 from dslaunch.engine.ops.cuda_driver import THREADS, Argument, driver
 from dslaunch.engine.ops.cuda_tables import Grid, Tables
-from dslaunch.engine.ops.shard import DTYPE_CODES, Batch, Control, Rule
+from dslaunch.engine.ops.shard import DTYPE_CODES, Batch, Control, Rule, kernel_name
 
 BLOCK_NUMEL = 1024  # kBlockNumel of csrc/cuda_launch.h
 NORM_BLOCK_NUMEL = 16 * BLOCK_NUMEL  # kNormRounds times that
-_MODULE_OF = {"sgd_momentum": "sgd"}
+_MODULE_OF = {"sgd_momentum": "sgd", "adamw_bf16": "adamw"}
 _SCALARS_BYTES = 64  # no optimizer's are larger
 
 
@@ -32,25 +32,26 @@ class CudaKernels:
         grid.launch.grad_scale, grid.launch.found_inf = _pointer(scale), _pointer(found_inf)
         prepared = None
         if control.counter is not None or control.lr is not None:
-            prepared = self._prepare(rule, control, found_inf, device)
+            prepared = self._prepare(rule, kernel_name(rule, batch), control, found_inf, device)
         if grid.num_blocks == 0:
             return
         if rule.whole_tensors:
             self._step_whole_tensors(rule, batch, grid, prepared)
             return
+        name = kernel_name(rule, batch)
         dtypes = f"{DTYPE_CODES[batch.grad_dtype]}_{DTYPE_CODES[batch.param_dtype]}"
         self._launch(
-            rule.kernel,
-            f"{rule.kernel}_{dtypes}",
+            name,
+            f"{name}_{dtypes}",
             grid.num_blocks,
             device,
-            [grid.launch, rule.scalars(), ctypes.c_void_p(_pointer(prepared))],
+            [grid.launch, rule.scalars(batch.low_states), ctypes.c_void_p(_pointer(prepared))],
         )
 
     def sum_of_squares(self, grads: Sequence[torch.Tensor]) -> torch.Tensor:
         words: list[int] = []
         for grad in grads:
-            words += (0, 0, 0, grad.data_ptr(), 0, grad.numel(), 0)
+            words += (0, 0, 0, grad.data_ptr(), 0, grad.numel(), 0, 0)
         grid = self._tables.grid(Batch(words, grads[0].dtype, None, grads[0].device), NORM_BLOCK_NUMEL)
         total = torch.zeros((), dtype=torch.float64, device=grads[0].device)
         if grid.num_blocks == 0:
@@ -72,7 +73,7 @@ class CudaKernels:
         self, rule: Rule, batch: Batch, grid: Grid, prepared: torch.Tensor | None
     ) -> None:
         """LAMB: moments and partial sums, the trust ratio of each tensor, the update."""
-        device, scalars = grid.device, rule.scalars()
+        device, scalars = grid.device, rule.scalars(False)
         partials = torch.empty(2 * grid.num_blocks, dtype=torch.float64, device=batch.device)
         step_sizes = torch.empty(grid.num_tensors, dtype=torch.float32, device=batch.device)
         grid.launch.partials = partials.data_ptr()
@@ -95,7 +96,7 @@ class CudaKernels:
         )
 
     def _prepare(
-        self, rule: Rule, control: Control, found_inf: torch.Tensor | None, device: int
+        self, rule: Rule, name: str, control: Control, found_inf: torch.Tensor | None, device: int
     ) -> torch.Tensor:
         """The rule's scalars for a step whose number or learning rate is on the GPU, computed there."""
         scalars = torch.empty(_SCALARS_BYTES, dtype=torch.uint8, device=torch.device("cuda", device))
@@ -108,7 +109,7 @@ class CudaKernels:
             ctypes.c_void_p(_pointer(found_inf)),
             ctypes.c_void_p(scalars.data_ptr()),
         ]
-        self._launch(rule.kernel, f"{rule.kernel}_prepare", 1, device, arguments, threads=1)
+        self._launch(name, f"{name}_prepare", 1, device, arguments, threads=1)
         return scalars
 
     def _launch(

@@ -42,6 +42,7 @@ class FusedOptimizer(Optimizer):
 
     def __init__(self, params: Params, defaults: Group) -> None:
         self._rosters: dict[int, Roster | None] = {}  # of group number; None: looked, and found none
+        self._numbers: dict[int, int] | None = None
         super().__init__(cast("list[dict[str, object]]", params), defaults)
 
     def rule(self, group: Group, step: int, first: bool) -> Rule:
@@ -50,7 +51,7 @@ class FusedOptimizer(Optimizer):
 
     def new_states(self, group: Group, master: torch.Tensor) -> State:
         """The states of a parameter before its first step."""
-        return {name: torch.zeros_like(master, dtype=torch.float32) for name in self.states_of(group)}
+        return {name: torch.zeros_like(master, dtype=state_dtype(group)) for name in self.states_of(group)}
 
     def states_of(self, group: Group) -> tuple[str, ...]:
         """Which of `state_names` parameters of this group have."""
@@ -106,8 +107,9 @@ class FusedOptimizer(Optimizer):
         counters: list[torch.Tensor] = []
         has_param: list[int] = []
         counter_of: list[int] = []
+        streams: list[int] = []
         self._init_group(
-            group, kernel, numbers, masters, states, grads, params, counters, has_param, counter_of
+            group, kernel, numbers, masters, states, grads, params, counters, has_param, counter_of, streams
         )
         if not masters:
             return
@@ -127,6 +129,7 @@ class FusedOptimizer(Optimizer):
             counters,
             has_param,
             counter_of,
+            streams,
             scale,
             found_inf,
         )
@@ -143,6 +146,7 @@ class FusedOptimizer(Optimizer):
         counters: list[torch.Tensor],
         has_param: list[int],
         counter_of: list[int],
+        streams: list[int],
     ) -> None:
         """Fill the empty lists with the arguments of compiled.optimizer_step.
 
@@ -172,6 +176,7 @@ class FusedOptimizer(Optimizer):
             grads.append(cast(torch.Tensor, p.grad))
             params += [p] if low else []
             has_param.append(int(low))
+            streams.append(self._streams()[id(p)])
             if self.counts_steps:
                 # torch has moved shared counters to the GPU one by one, where they are there.
                 number = clocks.setdefault(float(state["step"]), len(counters))
@@ -197,7 +202,8 @@ class FusedOptimizer(Optimizer):
             states = [self.state[p] for p in params]
             if not all(states):
                 return False  # their first step
-            roster = self._rosters[number] = Roster.of(params, states, self.states_of(group))
+            streams = [self._streams()[id(p)] for p in params]
+            roster = self._rosters[number] = Roster.of(params, states, self.states_of(group), streams)
         if roster is None or (backend := backends.of(params[0].device)) is None:
             return False
         counter = roster.clock() if self.counts_steps else None
@@ -270,6 +276,7 @@ class FusedOptimizer(Optimizer):
                 tuple([state[name] for name in names]),
                 grad,
                 p if low else None,
+                stream=self._streams()[id(p)],
             )
             key = (p.dtype, grad.dtype, p.device)
             if key in batches:
@@ -278,13 +285,21 @@ class FusedOptimizer(Optimizer):
                 batches[key] = [shard]
         return batches.values()
 
+    def _streams(self) -> dict[int, int]:
+        """The number of each parameter, by id: its stream of stochastic rounding."""
+        if self._numbers is None:
+            every = chain.from_iterable(group["params"] for group in self.param_groups)
+            self._numbers = {id(p): number for number, p in enumerate(every)}
+        return self._numbers
+
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
-        self._rosters = {}
+        self._rosters, self._numbers = {}, None
 
     def add_param_group(self, param_group: Group) -> None:
         """See torch.optim.Optimizer.add_param_group."""
         _add_param_group(self, param_group)
+        self._numbers = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """See torch.optim.Optimizer.zero_grad."""
@@ -322,7 +337,8 @@ class FusedOptimizer(Optimizer):
         for name in (*self.states_of(group), *(("master",) if p.dtype in PARAM_DTYPES else ())):
             value = saved.get(name)
             if isinstance(value, torch.Tensor):
-                state[name] = torch.empty_like(p, dtype=torch.float32).copy_(value)
+                dtype = torch.float32 if name == "master" else state_dtype(group)
+                state[name] = torch.empty_like(p, dtype=dtype).copy_(value)
             elif name == "master":
                 state[name] = p.detach().float()
         if self.counts_steps:
@@ -338,6 +354,11 @@ class FusedOptimizer(Optimizer):
                 f"the state dict of a {type(self).__name__} expects {missing} but has {list(saved)}"
             )
         return state
+
+
+def state_dtype(group: Group) -> torch.dtype:
+    """What states are kept in."""
+    return cast("torch.dtype", group.get("moment_dtype", torch.float32))
 
 
 def lr_on_gpu(group: Group) -> torch.Tensor | None:

@@ -16,6 +16,8 @@ class Entry(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("numel", ctypes.c_int64),
         ("first_block", ctypes.c_int64),
+        ("start", ctypes.c_uint32),
+        ("stream", ctypes.c_uint32),
     )
 
 

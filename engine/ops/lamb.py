@@ -48,8 +48,9 @@ class LambStep:
     kernel: ClassVar[str] = "lamb"
     num_states: ClassVar[int] = 2
     whole_tensors: ClassVar[bool] = True
+    low_states: ClassVar[bool] = False
 
-    def scalars(self) -> LambScalars:
+    def scalars(self, low_states: bool) -> LambScalars:
         return LambScalars(
             1 - self.beta1,
             1 - self.beta2,

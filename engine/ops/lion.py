@@ -33,8 +33,9 @@ class LionStep:
     kernel: ClassVar[str] = "lion"
     num_states: ClassVar[int] = 1
     whole_tensors: ClassVar[bool] = False
+    low_states: ClassVar[bool] = False
 
-    def scalars(self) -> LionScalars:
+    def scalars(self, low_states: bool) -> LionScalars:
         return LionScalars(self.lr, 1 - self.beta1, 1 - self.beta2, self.lr * self.weight_decay)
 
     def hyper(self) -> LionHyper:

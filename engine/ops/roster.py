@@ -14,7 +14,7 @@ from operator import is_
 import torch
 
 from dslaunch.engine.ops.kernel_arguments import ENTRY_NUM_WORDS
-from dslaunch.engine.ops.shard import GRAD_DTYPES, PARAM_DTYPES, Batch
+from dslaunch.engine.ops.shard import GRAD_DTYPES, PARAM_DTYPES, Batch, noise_word
 
 _data_ptr = torch.Tensor.data_ptr
 _is_contiguous = torch.Tensor.is_contiguous
@@ -22,10 +22,14 @@ State = dict[str, torch.Tensor]
 
 
 class Roster:
-    """Parameters of one dtype and device, contiguous, with fp32 states that are too."""
+    """Parameters of one dtype and device, contiguous, with states of one dtype that are too."""
 
     def __init__(
-        self, params: Sequence[torch.Tensor], states: Sequence[State], names: tuple[str, ...]
+        self,
+        params: Sequence[torch.Tensor],
+        states: Sequence[State],
+        names: tuple[str, ...],
+        streams: Sequence[int],
     ) -> None:
         self.params = params
         self.states = states
@@ -35,23 +39,33 @@ class Roster:
         num = len(params)
         self._words = array("q", bytes(8 * ENTRY_NUM_WORDS * num))
         self._words[5::ENTRY_NUM_WORDS] = array("q", [p.numel() for p in params])
+        self._words[7::ENTRY_NUM_WORDS] = array("q", [noise_word(0, stream) for stream in streams])
+        self._low_states = bool(names) and states[0][names[0]].dtype == torch.bfloat16
 
     @classmethod
     def of(
-        cls, params: Sequence[torch.Tensor], states: Sequence[State], names: tuple[str, ...]
+        cls,
+        params: Sequence[torch.Tensor],
+        states: Sequence[State],
+        names: tuple[str, ...],
+        streams: Sequence[int],
     ) -> Roster | None:
-        """None where they are not all alike."""
+        """None where they are not all alike. `streams`: each parameter's, of stochastic rounding."""
         dtype, device = params[0].dtype, params[0].device
         if dtype not in GRAD_DTYPES:
             return None
-        names_of_all = (*names, "master") if dtype in PARAM_DTYPES else names
+        dtypes = {name: states[0][name].dtype for name in names}
+        if len(set(dtypes.values())) > 1 or not set(dtypes.values()) <= {torch.float32, torch.bfloat16}:
+            return None
+        if dtype in PARAM_DTYPES:
+            dtypes["master"] = torch.float32
         for p, state in zip(params, states, strict=True):
             if p.dtype != dtype or p.device != device or not p.is_contiguous():
                 return None
-            for name in names_of_all:
-                if state[name].dtype != torch.float32 or not state[name].is_contiguous():
+            for name, expected in dtypes.items():
+                if state[name].dtype != expected or not state[name].is_contiguous():
                     return None
-        return cls(params, states, names)
+        return cls(params, states, names, streams)
 
     def is_of(self, params: Sequence[torch.Tensor], state: Mapping[torch.Tensor, State]) -> bool:
         """Whether these are its parameters, and their states the tensors that were looked at."""
@@ -86,4 +100,6 @@ class Roster:
         self._words[3::ENTRY_NUM_WORDS] = array("q", map(_data_ptr, grads))
         if self._low:
             self._words[4::ENTRY_NUM_WORDS] = array("q", map(_data_ptr, self.params))
-        return Batch(self._words, dtype, self.params[0].dtype if self._low else None, device)
+        return Batch(
+            self._words, dtype, self.params[0].dtype if self._low else None, device, self._low_states
+        )

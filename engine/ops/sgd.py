@@ -53,8 +53,9 @@ class SgdStep:
     kernel: ClassVar[str] = "sgd"
     num_states: ClassVar[int] = 0
     whole_tensors: ClassVar[bool] = False
+    low_states: ClassVar[bool] = False
 
-    def scalars(self) -> SgdScalars:
+    def scalars(self, low_states: bool) -> SgdScalars:
         return SgdScalars(self.lr, self.weight_decay)
 
     def hyper(self) -> SgdHyper:
@@ -78,8 +79,9 @@ class SgdMomentumStep:
     kernel: ClassVar[str] = "sgd_momentum"
     num_states: ClassVar[int] = 1
     whole_tensors: ClassVar[bool] = False
+    low_states: ClassVar[bool] = False
 
-    def scalars(self) -> SgdMomentumScalars:
+    def scalars(self, low_states: bool) -> SgdMomentumScalars:
         return SgdMomentumScalars(
             self.lr,
             self.weight_decay,

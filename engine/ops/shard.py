@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 
 import torch
 
+_STATE_DTYPES: tuple[set[torch.dtype], ...] = (set(), {torch.float32}, {torch.bfloat16})
 GRAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARAM_DTYPES = (torch.bfloat16, torch.float16)
 DTYPE_CODES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # DType of csrc/entry.h
@@ -19,14 +20,17 @@ class Shard:
     """One tensor, or one flat shard: [S], or of any one shape; all on one device."""
 
     master: torch.Tensor  # fp32, updated
-    states: tuple[torch.Tensor, ...]  # fp32, updated
+    states: tuple[torch.Tensor, ...]  # fp32, or all bf16 and rounded at random (see stochastic.py); updated
     grad: torch.Tensor  # fp32, bf16 or fp16, read
     param: torch.Tensor | None  # bf16 or fp16, written with the rounded master; None where there is none
+    start: int = 0  # of stochastic rounding: the first element's index,
+    stream: int = 0  # and what it is an index into: the tensor, or the bucket that this is a part of
 
     def is_plain(self) -> bool:
         """Whether a kernel, which sees pointers and a length, can step it: dense, all laid out alike."""
-        updated = (self.master, *self.states)
-        if any(tensor.dtype != torch.float32 for tensor in updated) or self.grad.dtype not in GRAD_DTYPES:
+        if self.master.dtype != torch.float32 or {state.dtype for state in self.states} not in _STATE_DTYPES:
+            return False
+        if self.grad.dtype not in GRAD_DTYPES:
             return False
         if self.param is not None and self.param.dtype not in PARAM_DTYPES:
             return False
@@ -40,13 +44,14 @@ class Batch:
     """Shards of one device and the same dtypes as kernels take them.
 
     `words` are those of kernel_arguments.Entry, one entry after another: the pointers to master, the states
-    (0 where there is none), grad and param (0: none), the number of elements, 0.
+    (0 where there is none), grad and param (0: none), the number of elements, 0, `noise_word`.
     """
 
     words: Sequence[int]
     grad_dtype: torch.dtype
     param_dtype: torch.dtype | None
     device: torch.device
+    low_states: bool = False  # bf16, not fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,9 @@ class Rule(Protocol):
         bool
     ]  # elements depend on one another, so that `reference` must see all of a tensor
 
-    def scalars(self) -> ctypes.Structure:
+    low_states: ClassVar[bool]  # whether there are kernels for states in bf16
+
+    def scalars(self, low_states: bool) -> ctypes.Structure:
         """The kernel's scalars, as csrc has them."""
 
     def hyper(self) -> ctypes.Structure:
@@ -95,7 +102,22 @@ def batch_of(shards: Sequence[Shard]) -> Batch:
         states = [state.data_ptr() for state in shard.states] + [0] * (2 - len(shard.states))
         out = 0 if shard.param is None else shard.param.data_ptr()
         words += (shard.master.data_ptr(), *states, shard.grad.data_ptr(), out, shard.master.numel(), 0)
+        words.append(noise_word(shard.start, shard.stream))
     first = shards[0]
     return Batch(
-        words, first.grad.dtype, None if first.param is None else first.param.dtype, first.master.device
+        words,
+        first.grad.dtype,
+        None if first.param is None else first.param.dtype,
+        first.master.device,
+        bool(first.states) and first.states[0].dtype == torch.bfloat16,
     )
+
+
+def kernel_name(rule: Rule, batch: Batch) -> str:
+    """The name in csrc/ of what steps `batch`."""
+    return f"{rule.kernel}_bf16" if batch.low_states else rule.kernel
+
+
+def noise_word(start: int, stream: int) -> int:
+    """`start` (modulo 2^32) and `stream` as one word."""
+    return start & 0xFFFFFFFF | stream << 32

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, cast
 
 import torch
 
-from dslaunch.engine.ops import backends
+from dslaunch.engine.ops import backends, stochastic
 from dslaunch.engine.ops.shard import Control, Rule, Shard, batch_of
 
 _CPU_CHUNK_NUMEL = 1 << 18  # temporaries stay in cache
@@ -33,6 +34,8 @@ def step_(
 def step_batch_(rule: Rule, shards: Sequence[Shard], control: Control) -> None:
     """The same for at least one shard, with all that a step can be told."""
     backend = backends.of(shards[0].master.device)
+    if not rule.low_states and any(state.dtype == torch.bfloat16 for state in shards[0].states):
+        raise TypeError(f"{rule.kernel} expects states in fp32 but got bf16, which only AdamW rounds")
     if backend is not None and all(shard.is_plain() for shard in shards):
         backend.step(rule, batch_of(shards), control)
         return
@@ -58,9 +61,27 @@ def reference_step(
             g = part.grad.to(part.master.dtype)
             if grad_scale is not None:
                 g = g * grad_scale
-            rule.reference(part.master, part.states, g)
+            states = part.states
+            if rule.low_states and part.master.dtype == torch.float32:
+                states = tuple(state.float() for state in states)  # the same tensors, where they are fp32
+            rule.reference(part.master, states, g)
+            _round_states(rule, part, states)
             if part.param is not None:
                 part.param.copy_(part.master)
+
+
+class _Counted(Protocol):
+    step: int
+
+
+def _round_states(rule: Rule, shard: Shard, states: Sequence[torch.Tensor]) -> None:
+    """Keep what a step has made of states in bf16."""
+    if not states or states[0] is shard.states[0]:
+        return
+    shape, device, step = states[0].shape, shard.master.device, cast("_Counted", rule).step
+    random = stochastic.noise(states[0].numel(), shard.start, shard.stream, step, device).view(shape)
+    for state, values, bits in zip(shard.states, states, (random & 0xFFFF, random >> 16), strict=True):
+        state.copy_(stochastic.rounded(values, bits))
 
 
 def _parts(rule: Rule, shard: Shard) -> list[Shard]:
@@ -68,14 +89,17 @@ def _parts(rule: Rule, shard: Shard) -> list[Shard]:
     if rule.whole_tensors or not all(tensor.is_contiguous() for tensor in tensors):
         return [shard]
     chunk = _GPU_CHUNK_NUMEL if shard.master.is_cuda else _CPU_CHUNK_NUMEL
+    starts = range(shard.start, shard.start + max(shard.master.numel(), 1), chunk)
     flat = [torch.split(tensor.view(-1), chunk) for tensor in tensors]
     num_states = len(shard.states)
     return [
         Shard(
             pieces[0],
-            pieces[1 : 1 + num_states],
+            tuple(pieces[1 : 1 + num_states]),
             pieces[1 + num_states],
             pieces[2 + num_states] if shard.param is not None else None,
+            start,
+            shard.stream,
         )
-        for pieces in zip(*flat, strict=True)
+        for start, *pieces in zip(starts, *flat, strict=True)
     ]

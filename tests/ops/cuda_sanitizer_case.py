@@ -5,6 +5,8 @@ Run with PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that every tensor is a block of it
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from rule_cases import GRADS, LOW, RULES, Data
 
@@ -30,6 +32,11 @@ def main() -> None:
     p = torch.nn.Parameter(torch.zeros(5, device=gpu))
     p.grad = torch.ones_like(p)
     FusedAdamW([p], capturable=True).step()
+    for low in LOW:
+        for offset in (0, 1):
+            for shard in Data(RULES["adamw"](1), SIZES, (torch.bfloat16, low), gpu, offset, margin=0).shards:
+                states = tuple(state.bfloat16() for state in shard.states)
+                step_(RULES["adamw"](1), [replace(shard, states=states)])
     torch.cuda.synchronize()
     print("clean")
 

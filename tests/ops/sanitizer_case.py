@@ -19,7 +19,15 @@ libc.malloc.argtypes = [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
 
 SIZES = (0, 1, 7, 15, 16, 63, 64, 65, 4095, 4097, 20011)
-KERNELS = {"adamw": 7, "lion": 4, "adagrad": 3, "sgd": 2, "sgd_momentum": 6, "lamb": 8}  # numbers of scalars
+KERNELS = {
+    "adamw": 7,
+    "adamw_bf16": 8,
+    "lion": 4,
+    "adagrad": 3,
+    "sgd": 2,
+    "sgd_momentum": 6,
+    "lamb": 8,
+}  # numbers of scalars
 BYTES = {0: 0, 1: 4, 2: 2, 3: 2}
 
 
@@ -46,14 +54,15 @@ def main(library: ctypes.CDLL) -> None:
 
 
 def run(library: ctypes.CDLL, grad: int, out: int, offset: int) -> None:
-    blocks, words = [], []
+    blocks, words, halves = [], [], []  # halves: with states of 2 bytes, which end with their blocks
     for numel in SIZES:
         parts = [allocate(numel, item, offset) for item in (4, 4, 4, BYTES[grad], BYTES[out] or 2)]
         blocks += [block for block, _ in parts]
         pointers = [place for _, place in parts]
-        words += [*pointers[:4], pointers[4] if out else 0, numel, 0]
-    entries = (ctypes.c_int64 * len(words))(*words)
+        words += [*pointers[:4], pointers[4] if out else 0, numel, 0, numel]
+        halves += [pointers[0], *(place + 2 * numel for place in pointers[1:3]), *words[-5:]]
     for kernel, num_scalars in KERNELS.items():
+        entries = (ctypes.c_int64 * len(words))(*(halves if kernel == "adamw_bf16" else words))
         scalars = (ctypes.c_float * num_scalars)(*([0.1] * num_scalars))
         call = CpuCall(
             entries=ctypes.addressof(entries),

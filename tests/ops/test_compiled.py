@@ -137,6 +137,6 @@ def test_operators_are_as_torch_library_wants_them(place: torch.device) -> None:
     for params in ([], [low]):
         counters, has = [torch.zeros((), device=place)], [len(params)]
         tensors = ([theta], states, [grad], params, counters)
-        arguments = ("adamw", numbers, 0.01, None, *tensors, has, [0], None, None)
+        arguments = ("adamw", numbers, 0.01, None, *tensors, has, [0], [0], None, None)
         torch.library.opcheck(torch.ops.dslaunch.optimizer_step.default, arguments)
     torch.library.opcheck(torch.ops.dslaunch.sum_of_squares.default, ([grad, theta],))

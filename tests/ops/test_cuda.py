@@ -69,6 +69,31 @@ def test_a_graph_of_a_step_replays_with_its_own_count_and_learning_rate(
         assert float(optimizer.state[params[0]]["step"]) == 5
 
 
+def test_a_graph_rounds_bf16_moments_anew_in_every_step() -> None:
+    params = [torch.nn.Parameter(torch.ones(n, device=GPU)) for n in (50_000, 77)]
+    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    optimizer = FusedAdamW(params, capturable=True, moment_dtype=torch.bfloat16)
+    plain = FusedAdamW(twins, moment_dtype=torch.bfloat16)
+    for p, q in zip(params, twins, strict=True):
+        p.grad = torch.randn_like(p)
+        q.grad = p.grad.clone()
+    optimizer.step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    for _ in range(3):
+        graph.replay()
+    for _ in range(4):
+        plain.step()
+    for p, q in zip(params, twins, strict=True):
+        for name in ("exp_avg", "exp_avg_sq"):
+            mine, other = optimizer.state[p][name], plain.state[q][name]
+            assert mine.dtype == torch.bfloat16
+            # The GPU's own scalars may differ in their last bit, and tip one rounding of thousands.
+            assert (mine != other).float().mean() < 1e-3
+
+
 def test_a_graph_keeps_what_other_steps_push_out() -> None:
     """Its table of tensors outlives the few that are kept for reuse."""
     params = [torch.nn.Parameter(torch.ones(n, device=GPU)) for n in (1000, 77)]

@@ -27,8 +27,8 @@ def test_cpu_kernels_are_clean(tmp_path: Path) -> None:
         env={
             **os.environ,
             "LD_PRELOAD": " ".join(libraries),
-            # What Python never frees is not ours to find. GCC 13 aligns the other option's stacks for vectors of
-            # 32 bytes at most (its bug 110027), so that kernels of AVX-512 end with a fault that is not theirs.
+            # What Python never frees is not ours to find. GCC 13 aligns the other option's stacks for vectors
+            # of 32 bytes at most (its bug 110027): kernels of AVX-512 end with a fault that is not theirs.
             "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
             "OMP_NUM_THREADS": "2",
             "PYTHONPATH": str(Path(__file__).parents[2] / "src"),

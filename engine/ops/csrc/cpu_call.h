@@ -19,6 +19,7 @@ struct Call {
 
 struct Kernels {
   void (*adamw)(const Call&);
+  void (*adamw_bf16)(const Call&);  // moments in bf16
   void (*lion)(const Call&);
   void (*adagrad)(const Call&);
   void (*sgd)(const Call&);

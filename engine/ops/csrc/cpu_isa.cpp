@@ -8,5 +8,5 @@
 #include "cpu_sgd.cpp"
 
 extern const Kernels DSLAUNCH_KERNELS;
-const Kernels DSLAUNCH_KERNELS = {step_adamw,        step_lion, step_adagrad,  step_sgd,
-                                  step_sgd_momentum, step_lamb, sum_of_squares};
+const Kernels DSLAUNCH_KERNELS = {step_adamw, step_adamw_bf16,   step_lion, step_adagrad,
+                                  step_sgd,   step_sgd_momentum, step_lamb, sum_of_squares};

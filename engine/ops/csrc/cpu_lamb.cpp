@@ -52,7 +52,7 @@ inline void for_each_vector(const Entry& entry, int64_t i, int64_t end, Body bod
   __builtin_memcpy(m, e.state1 + i, num * 4);
   __builtin_memcpy(v, e.state2 + i, num * 4);
   __builtin_memcpy(grad, static_cast<const typename Grad::Element*>(e.grad) + i, num * sizeof grad[0]);
-  body(Entry{master, m, v, grad, out, kLanes, 0}, 0, num);
+  body(Entry{master, m, v, grad, out, kLanes, 0, 0, 0}, 0, num);
   __builtin_memcpy(e.master + i, master, num * 4);
   __builtin_memcpy(e.state1 + i, m, num * 4);
   __builtin_memcpy(e.state2 + i, v, num * 4);

@@ -61,6 +61,7 @@ EXPORT int dslaunch_use(const char* name) {
 
 // One step of all entries. Returns 0, or -1 where memory for partial sums is lacking.
 EXPORT int dslaunch_adamw(const Call* call) { return chosen.kernels->adamw(prepared(*call)), 0; }
+EXPORT int dslaunch_adamw_bf16(const Call* call) { return chosen.kernels->adamw_bf16(prepared(*call)), 0; }
 EXPORT int dslaunch_lion(const Call* call) { return chosen.kernels->lion(prepared(*call)), 0; }
 EXPORT int dslaunch_adagrad(const Call* call) { return chosen.kernels->adagrad(prepared(*call)), 0; }
 EXPORT int dslaunch_sgd(const Call* call) { return chosen.kernels->sgd(prepared(*call)), 0; }

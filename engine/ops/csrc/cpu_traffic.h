@@ -3,6 +3,7 @@
 #pragma once
 #include "cpu_team.h"
 #include "cpu_vector.h"
+#include "stochastic.h"
 
 namespace {
 
@@ -59,12 +60,43 @@ FORMULA void fetch_ahead(const Entry& e, int64_t i) {
   const int64_t at = (i + kAhead) * 4;
   for (int64_t byte = 0; byte < kBytes; byte += 64) {
     fetch(e.master, at + byte);
-    if (Rule::num_states > 0) fetch(e.state1, at + byte);
-    if (Rule::num_states > 1) fetch(e.state2, at + byte);
+  }
+  constexpr int64_t kOfState = kStateBytes<Rule>;
+  for (int64_t byte = 0; byte < kUnroll * kLanes * kOfState; byte += 64) {
+    if (Rule::num_states > 0) fetch(e.state1, (i + kAhead) * kOfState + byte);
+    if (Rule::num_states > 1) fetch(e.state2, (i + kAhead) * kOfState + byte);
   }
   constexpr int64_t kGradBytes = kUnroll * kLanes * sizeof(typename Grad::Element);
   for (int64_t byte = 0; byte < kGradBytes; byte += 64)
     fetch(e.grad, (i + kAhead) * int64_t(sizeof(typename Grad::Element)) + byte);
+}
+
+template <class Rule>
+FORMULA char* state_at(float* state, int64_t i) {
+  return reinterpret_cast<char*>(state) + i * kStateBytes<Rule>;
+}
+
+template <class Rule>
+FORMULA Vec load_state(float* state, int64_t i) {
+  if constexpr (has_low_states<Rule>)
+    return widen_bf16(load_as<Half>(state_at<Rule>(state, i)));
+  else
+    return load_as<Vec>(state + i);
+}
+
+template <class Rule>
+FORMULA void store_states(const Entry& e, int64_t i, Vec state1, Vec state2,
+                          const typename Rule::Scalars& s) {
+  if constexpr (has_low_states<Rule>) {
+    Bits index;
+    for (int lane = 0; lane < kLanes; lane++) index[lane] = uint32_t(lane);
+    const Bits random = noise(index + (e.start + uint32_t(i)), noise_key(s.step, e.stream));
+    store(state_at<Rule>(e.state1, i), narrow_bf16_at_random(state1, random & 0xFFFF));
+    store(state_at<Rule>(e.state2, i), narrow_bf16_at_random(state2, random >> 16));
+  } else {
+    if (Rule::num_states > 0) store(e.state1 + i, state1);
+    if (Rule::num_states > 1) store(e.state2 + i, state2);
+  }
 }
 
 // Elements [i, i + kLanes) of the entry.
@@ -72,12 +104,11 @@ template <class Rule, class Grad, class Out, bool kPastCaches>
 FORMULA void step_vector(const Entry& e, int64_t i, float scale, const typename Rule::Scalars& s) {
   const Vec g = Grad::load(static_cast<const typename Grad::Element*>(e.grad) + i) * scale;
   Vec theta = load_as<Vec>(e.master + i), state1 = {}, state2 = {};
-  if (Rule::num_states > 0) state1 = load_as<Vec>(e.state1 + i);
-  if (Rule::num_states > 1) state2 = load_as<Vec>(e.state2 + i);
+  if (Rule::num_states > 0) state1 = load_state<Rule>(e.state1, i);
+  if (Rule::num_states > 1) state2 = load_state<Rule>(e.state2, i);
   Rule::step(theta, state1, state2, g, s);
   store(e.master + i, theta);
-  if (Rule::num_states > 0) store(e.state1 + i, state1);
-  if (Rule::num_states > 1) store(e.state2 + i, state2);
+  store_states<Rule>(e, i, state1, state2, s);
   store_out<Out, kPastCaches>(e.out, i, theta);
 }
 
@@ -90,14 +121,15 @@ __attribute__((noinline)) void step_tail(const Entry& e, int64_t i, int64_t num,
   typename Grad::Element grad[kLanes] = {};
   uint16_t out[kLanes] = {};
   __builtin_memcpy(master, e.master + i, num * 4);
-  if (Rule::num_states > 0) __builtin_memcpy(state1, e.state1 + i, num * 4);
-  if (Rule::num_states > 1) __builtin_memcpy(state2, e.state2 + i, num * 4);
+  const int64_t state_bytes = num * kStateBytes<Rule>;
+  if (Rule::num_states > 0) __builtin_memcpy(state1, state_at<Rule>(e.state1, i), state_bytes);
+  if (Rule::num_states > 1) __builtin_memcpy(state2, state_at<Rule>(e.state2, i), state_bytes);
   __builtin_memcpy(grad, static_cast<const typename Grad::Element*>(e.grad) + i, num * sizeof grad[0]);
-  const Entry copy = {master, state1, state2, grad, out, kLanes, 0};
+  const Entry copy = {master, state1, state2, grad, out, kLanes, 0, e.start + uint32_t(i), e.stream};
   step_vector<Rule, Grad, Out, false>(copy, 0, scale, s);
   __builtin_memcpy(e.master + i, master, num * 4);
-  if (Rule::num_states > 0) __builtin_memcpy(e.state1 + i, state1, num * 4);
-  if (Rule::num_states > 1) __builtin_memcpy(e.state2 + i, state2, num * 4);
+  if (Rule::num_states > 0) __builtin_memcpy(state_at<Rule>(e.state1, i), state1, state_bytes);
+  if (Rule::num_states > 1) __builtin_memcpy(state_at<Rule>(e.state2, i), state2, state_bytes);
   if (e.out) __builtin_memcpy(static_cast<uint16_t*>(e.out) + i, out, num * 2);
 }
 

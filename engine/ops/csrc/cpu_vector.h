@@ -60,6 +60,12 @@ FORMULA Half narrow_bf16(Vec x) {
 }
 #endif
 
+// Up with the probability of what is cut off; `random` has 16 bits. NaN stays NaN.
+FORMULA Half narrow_bf16_at_random(Vec x, Bits random) {
+  const Bits bits = (Bits)x;
+  return __builtin_convertvector(x == x ? (bits + random) >> 16 : (bits >> 16) | 0x40, Half);
+}
+
 #if defined(__AVX512F__)
 FORMULA Vec widen_fp16(Half h) { return _mm512_cvtph_ps((__m256i)h); }
 FORMULA Half narrow_fp16(Vec x) { return (Half)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }

@@ -17,6 +17,11 @@ FORMULA uint16_t narrow_bf16(float x) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
   return h;
 }
+// Up with the probability of what is cut off; `random` has 16 bits. NaN stays NaN.
+FORMULA uint16_t narrow_bf16_at_random(float x, uint32_t random) {
+  const uint32_t bits = __float_as_uint(x);
+  return uint16_t((x == x ? bits + random : bits | 0x400000) >> 16);
+}
 FORMULA uint16_t narrow_fp16(float x) {
   uint16_t h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));

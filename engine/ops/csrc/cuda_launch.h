@@ -26,14 +26,13 @@ struct Place {
 FORMULA float scale_of(const Launch& launch) { return launch.grad_scale ? *launch.grad_scale : 1.0f; }
 FORMULA bool is_skipped(const Launch& launch) { return launch.found_inf && *launch.found_inf != 0; }
 
-FORMULA bool aligned(const Entry& e, int half_bytes) {
-  const unsigned long long floats =
-      (unsigned long long)e.master | (unsigned long long)e.state1 | (unsigned long long)e.state2;
-  return (floats & 15) == 0 && ((unsigned long long)e.grad & (half_bytes - 1)) == 0 &&
-         ((unsigned long long)e.out & 7) == 0;
+FORMULA bool aligned(const Entry& e, int half_bytes, int state_bytes) {
+  const unsigned long long states = (unsigned long long)e.state1 | (unsigned long long)e.state2;
+  return ((unsigned long long)e.master & 15) == 0 && (states & (state_bytes - 1)) == 0 &&
+         ((unsigned long long)e.grad & (half_bytes - 1)) == 0 && ((unsigned long long)e.out & 7) == 0;
 }
 
-template <class Grad>
+template <class Grad, int kStateBytes = 4>
 FORMULA Place place_of(const Launch& launch) {
   Place place;
   int64_t block = blockIdx.x;
@@ -46,7 +45,8 @@ FORMULA Place place_of(const Launch& launch) {
   place.first = block * kBlockNumel + threadIdx.x * kPerThread;
   const int64_t left = place.entry.numel - place.first;
   place.num = left >= kPerThread ? kPerThread : left > 0 ? int(left) : 0;
-  place.whole = place.num == kPerThread && aligned(place.entry, 4 * sizeof(typename Grad::Element));
+  place.whole =
+      place.num == kPerThread && aligned(place.entry, 4 * sizeof(typename Grad::Element), 4 * kStateBytes);
   return place;
 }
 
@@ -98,21 +98,27 @@ FORMULA void store_floats(float* to, const Place& p, const Four& four) {
   }
 }
 
-template <class Grad>
-FORMULA Four load_grad(const Place& p, float scale) {
-  typedef typename Grad::Element Element;
-  const Element* from = static_cast<const Element*>(p.entry.grad) + p.first;
+template <class Type>
+FORMULA Four load_as(const void* base, const Place& p) {
+  typedef typename Type::Element Element;
+  const Element* from = static_cast<const Element*>(base) + p.first;
   Four four = {};
   if (p.whole && sizeof(Element) == 4) {
     const float4 v = *reinterpret_cast<const float4*>(from);
     four = {v.x, v.y, v.z, v.w};
   } else if (p.whole) {
     const ushort4 v = *reinterpret_cast<const ushort4*>(from);
-    four = {Grad::widen(v.x), Grad::widen(v.y), Grad::widen(v.z), Grad::widen(v.w)};
+    four = {Type::widen(v.x), Type::widen(v.y), Type::widen(v.z), Type::widen(v.w)};
   } else {
     for (int i = 0; i < kPerThread; i++)
-      if (i < p.num) four.x[i] = Grad::widen(from[i]);
+      if (i < p.num) four.x[i] = Type::widen(from[i]);
   }
+  return four;
+}
+
+template <class Grad>
+FORMULA Four load_grad(const Place& p, float scale) {
+  Four four = load_as<Grad>(p.entry.grad, p);
   for (int i = 0; i < kPerThread; i++) four.x[i] *= scale;
   return four;
 }

@@ -1,6 +1,42 @@
 // The elementwise optimizers' kernel, and its names for each mix of dtypes.
 #pragma once
 #include "cuda_launch.h"
+#include "stochastic.h"
+
+template <class Rule>
+FORMULA Four load_state(const float* state, const Place& p) {
+  return has_low_states<Rule> ? load_as<BFloat16>(state, p) : load_floats(state, p);
+}
+
+FORMULA void store_low(float* state, const Place& p, const uint16_t (&low)[kPerThread]) {
+  uint16_t* to = reinterpret_cast<uint16_t*>(state) + p.first;
+  if (p.whole) {
+    *reinterpret_cast<ushort4*>(to) = make_ushort4(low[0], low[1], low[2], low[3]);
+  } else {
+    for (int i = 0; i < kPerThread; i++)
+      if (i < p.num) to[i] = low[i];
+  }
+}
+
+template <class Rule>
+FORMULA void store_states(const Place& p, const Four& state1, const Four& state2,
+                          const typename Rule::Scalars& s) {
+  const Entry& e = p.entry;
+  if constexpr (has_low_states<Rule>) {
+    const uint32_t first = e.start + uint32_t(p.first), key = noise_key(s.step, e.stream);
+    uint16_t low1[kPerThread], low2[kPerThread];
+    for (int i = 0; i < kPerThread; i++) {
+      const uint32_t random = noise(first + i, key);
+      low1[i] = narrow_bf16_at_random(state1.x[i], random & 0xFFFF);
+      low2[i] = narrow_bf16_at_random(state2.x[i], random >> 16);
+    }
+    store_low(e.state1, p, low1);
+    store_low(e.state2, p, low2);
+  } else {
+    if (Rule::num_states > 0) store_floats(e.state1, p, state1);
+    if (Rule::num_states > 1) store_floats(e.state2, p, state2);
+  }
+}
 
 // One branch around all loads and one around all stores: several loads are then in flight at once. Between
 // them stands one formula, which the compiler must not copy into both branches: the fused multiply-adds of
@@ -9,7 +45,7 @@ template <class Rule, class Grad, class Out>
 FORMULA void step_elements(const Launch& launch, const typename Rule::Scalars& host,
                            const typename Rule::Scalars* device) {
   if (is_skipped(launch)) return;
-  Place place = place_of<Grad>(launch);
+  Place place = place_of<Grad, kStateBytes<Rule>>(launch);
   if (place.num == 0) return;
   const Entry& e = place.entry;
   Four g, theta, state1 = {}, state2 = {};
@@ -17,14 +53,14 @@ FORMULA void step_elements(const Launch& launch, const typename Rule::Scalars& h
     place.whole = whole;
     g = load_grad<Grad>(place, 1.0f);
     theta = load_floats(e.master, place);
-    if (Rule::num_states > 0) state1 = load_floats(e.state1, place);
-    if (Rule::num_states > 1) state2 = load_floats(e.state2, place);
+    if (Rule::num_states > 0) state1 = load_state<Rule>(e.state1, place);
+    if (Rule::num_states > 1) state2 = load_state<Rule>(e.state2, place);
   };
+  const typename Rule::Scalars s = device ? *device : host;
   const auto store = [&](bool whole) {
     place.whole = whole;
     store_floats(e.master, place, theta);
-    if (Rule::num_states > 0) store_floats(e.state1, place, state1);
-    if (Rule::num_states > 1) store_floats(e.state2, place, state2);
+    store_states<Rule>(place, state1, state2, s);
     store_out<Out>(place, theta);
   };
   const bool whole = place.whole;
@@ -35,7 +71,6 @@ FORMULA void step_elements(const Launch& launch, const typename Rule::Scalars& h
   int again = whole;
   asm volatile("" : "+r"(again));  // the compiler does not know that it is the same condition
   const float scale = scale_of(launch);
-  const typename Rule::Scalars s = device ? *device : host;
   for (int i = 0; i < kPerThread; i++) Rule::step(theta.x[i], state1.x[i], state2.x[i], g.x[i] * scale, s);
   if (again)
     store(true);

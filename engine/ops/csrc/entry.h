@@ -22,10 +22,12 @@ enum DType : int32_t { kNone = 0, kFloat32 = 1, kBFloat16 = 2, kFloat16 = 3 };
 // One tensor, or one flat shard. All pointers are to `numel` elements.
 struct Entry {
   float* master;     // read and written
-  float* state1;     // read and written; null where the optimizer has no state
-  float* state2;     // read and written; null where the optimizer has one state at most
+  float* state1;     // read and written; null where the optimizer has no state; uint16_t* where they are bf16
+  float* state2;     // read and written; null where the optimizer has one state at most; likewise
   const void* grad;  // read
   void* out;         // the rounded master is written here; null: nowhere
   int64_t numel;
   int64_t first_block;  // how many blocks the entries before this one have
+  uint32_t start;       // of stochastic rounding (stochastic.h): the first element's index,
+  uint32_t stream;      // and what it is an index into
 };

@@ -16,7 +16,7 @@ FORMULA void sum_squares(const Launch& launch) {
   } else {
     place.entry = launch.flat;
   }
-  const bool vectors = aligned(place.entry, 4 * sizeof(Element));
+  const bool vectors = aligned(place.entry, 4 * sizeof(Element), 16);
   double sum = 0;
 #pragma unroll 4
   for (int round = 0; round < kNormRounds; round++) {
