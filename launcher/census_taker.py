@@ -26,18 +26,26 @@ class CensusTaker:
         self._send = send
         self._seen = Whereabouts(plan)
         self._taking = asyncio.Lock()
+        self.is_dumping = False
+        """Whether ranks write dumps of their flight recorders now."""
 
     def on_input(self, what: Input) -> None:
         self._seen.on_input(what)
 
-    async def take(self, *, with_flight: bool = False) -> Whereabouts:
-        """What is known when all have answered, or when the time is up; it changes with the next census."""
+    async def take(self, *, with_flight: bool = False, of_last: bool = False) -> Whereabouts:
+        """What is known when all have answered, or when the time is up; it changes with the next census.
+
+        With `of_last` nobody waits for those that have not answered the last one.
+        """
         timeout_s = _FLIGHT_TIMEOUT_S if with_flight else _TIMEOUT_S
         async with self._taking:
+            awaited = self._seen.answered if of_last else self._seen.nodes
             self._seen.ask_again()
+            self.is_dumping = with_flight
             self._send(wire.Census(timeout_s, with_flight))
             loop = asyncio.get_running_loop()
             end = loop.time() + timeout_s + _WAY_S
-            while not self._seen.has_all and loop.time() < end:
+            while not self._seen.has_all(awaited) and loop.time() < end:
                 await asyncio.sleep(_POLL_S)
+            self.is_dumping = False
             return self._seen

@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+from dslaunch.launcher import wire
 from dslaunch.launcher.census import Kind, odd_ones
 from dslaunch.launcher.census_taker import CensusTaker
 from dslaunch.launcher.hang import HangWatch, Suspicion
 from dslaunch.launcher.hang_limit import HangLimit
 from dslaunch.launcher.stacks import Frame, main_thread
-from dslaunch.launcher.supervise import Input
+from dslaunch.launcher.supervise import FromAgent, Input
 from dslaunch.launcher.verdict import JobHung
 from dslaunch.launcher.whereabouts import Whereabouts
 
@@ -44,7 +45,11 @@ class HangGuard:
         self._is_alone = is_alone
 
     def on_input(self, what: Input) -> None:
-        self._watch.on_input(what, time.monotonic())
+        # torch writes a line when it is asked for a dump: no progress of the job's.
+        if not (
+            self._census.is_dumping and isinstance(what, FromAgent) and isinstance(what.message, wire.Output)
+        ):
+            self._watch.on_input(what, time.monotonic())
 
     @property
     def silent_s(self) -> float:
@@ -60,7 +65,7 @@ class HangGuard:
                 await self._look_into(suspicion)
 
     async def _look_into(self, suspicion: Suspicion) -> None:
-        seen = await self._census.take(with_flight=True)
+        seen = await self._census.take()
         if not await self._is_still(seen, suspicion.idle):
             self._watch.begin_anew(time.monotonic())
             return
@@ -68,6 +73,7 @@ class HangGuard:
             await asyncio.sleep(_INNOCENT_WAIT_S)
         if self._watch.suspicion(time.monotonic()) is None:
             return  # it has gone on meanwhile
+        seen = await self._census.take(with_flight=True, of_last=True)
         ranks = tuple(rank for group in odd_ones(seen.groups()) for rank in group.ranks)
         places = (*seen.lines(), *await asyncio.to_thread(seen.flight_lines))
         await asyncio.to_thread(self._keep, seen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from dslaunch.launcher import census, wire
 from dslaunch.launcher.flight import flight_lines
@@ -19,7 +19,7 @@ class Whereabouts:
 
     def __init__(self, plan: LaunchPlan) -> None:
         self.hosts = {rank.rank: node.host for node in plan.launched for rank in node.ranks}
-        self._nodes = {node.node_rank for node in plan.launched}
+        self.nodes = frozenset(node.node_rank for node in plan.launched)
         self._closed: set[int] = set()
         self._ends: dict[int, int] = {}
         self._answered: set[int] = set()
@@ -50,9 +50,13 @@ class Whereabouts:
                 pass
 
     @property
-    def has_all(self) -> bool:
-        """Whether every agent that still can has answered."""
-        return self._nodes <= self._answered | self._closed
+    def answered(self) -> frozenset[int]:
+        """The nodes that have."""
+        return frozenset(self._answered)
+
+    def has_all(self, awaited: Collection[int]) -> bool:
+        """Whether of these nodes every agent that still can has answered."""
+        return self._answered | self._closed >= set(awaited)
 
     @property
     def stacks(self) -> Sequence[wire.Stack]:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 
@@ -98,13 +99,23 @@ def records(how: str, dumps: str) -> None:
     os.mkfifo(pipe)
     print("up", os.environ["TORCH_FR_BUFFER_SIZE"], flush=True)
     if how == "waits":
-        with open(pipe, "rb") as file:
-            file.read(1)
-    if how == "waits" or rank == "0":
-        shutil.copy(dump, os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank)
-    if how == "gives_up" and rank == "0":
+        threading.Thread(target=_dump_when_asked, args=(pipe, dump), daemon=True).start()
+    elif rank == "0":
+        _write_dump(dump)
         os.abort()
     _sleep()
+
+
+def _dump_when_asked(pipe: str, dump: str) -> None:
+    while True:
+        with open(pipe, "rb") as file:
+            file.read(1)
+        print("preparing to dump", file=sys.stderr, flush=True)  # as torch does
+        _write_dump(dump)
+
+
+def _write_dump(dump: str) -> None:
+    shutil.copy(dump, os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"])
 
 
 def _sleep() -> None:

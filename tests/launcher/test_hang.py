@@ -221,7 +221,7 @@ def test_a_stopped_rank_needs_no_second_look() -> None:
     site = Site([(7, 7), (8, 8)], state="T")
     asyncio.run(site.watch(0.0))
     assert site.found[0].ranks == ()
-    assert site.found[0].places == ("ranks 0-1 stopped (SIGSTOP) in step train.py:7",)
+    assert site.found[0].places == ("ranks 0-1 stopped (SIGSTOP) in step train.py:8",)
 
 
 @pytest.mark.parametrize(
