@@ -14,7 +14,8 @@ MAX_BACKLOG_BYTES = 64 << 20
 class Console:
     """Queues bytes for descriptors 1 and 2 and writes them in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_backlog_bytes: int = MAX_BACKLOG_BYTES) -> None:
+        self._max_backlog_bytes = max_backlog_bytes
         self._queue: deque[tuple[int, bytes]] = deque()
         self._backlog_bytes = 0
         self._num_dropped_lines = 0
@@ -41,7 +42,7 @@ class Console:
 
     def write_lines(self, fd: int, data: bytes) -> None:
         """Queue lines of ranks, or drop and count them where the terminal is too far behind."""
-        if self._backlog_bytes > MAX_BACKLOG_BYTES:
+        if self._backlog_bytes > self._max_backlog_bytes:
             self._num_dropped_lines += data.count(b"\n")
             return
         if self._num_dropped_lines:

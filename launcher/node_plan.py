@@ -43,7 +43,8 @@ class NodePlan(NamedTuple):
     existence before anything starts ("" where there is none to check). `bound_cores` are the cores that
     ranks are bound to, as in `0,2-4`, "" for all of the host, None for no binding. The rank `stdin_rank`
     reads what the user types. Not `hears_launcher` where no heartbeat can come down.
-    `engine`: what `import deepspeed` shall find, "auto", "bundled" or "installed".
+    `engine`: what `import deepspeed` shall find, "auto", "bundled" or "installed". Where the launcher
+    `keeps_output` in files, ranks wait for a way to it that is full, and else what they write is dropped.
     """
 
     job_id: str
@@ -61,6 +62,7 @@ class NodePlan(NamedTuple):
     lease_s: float
     hears_launcher: bool
     engine: str
+    keeps_output: bool = False
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""

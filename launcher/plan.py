@@ -150,6 +150,7 @@ def _node_plan(
         lease_s=request.lease_s,
         hears_launcher=True,
         engine=request.engine.value,
+        keeps_output=any((request.run_dir, request.log_dir, request.enable_each_rank_log)),
     )
 
 

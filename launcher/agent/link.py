@@ -10,7 +10,7 @@ from dslaunch.launcher.wire import Decoder, Dropped, Message, Stack, encode, enc
 
 _READ_BYTES = 1 << 16
 _MAX_BACKLOG_BYTES = 64 << 20
-"""Output beyond this is dropped and counted: a full way to the launcher must not block a rank."""
+"""Beyond this the way to the launcher is full: see `Link.send_output`."""
 
 
 class LinkClosedError(Exception):
@@ -18,9 +18,14 @@ class LinkClosedError(Exception):
 
 
 class Link:
-    """Frames to and from the launcher."""
+    """Frames to and from the launcher.
 
-    def __init__(self, read_fd: int, write_fd: int) -> None:
+    `max_dropless_bytes` may wait to be sent before output is dropped and counted; it may be set.
+    """
+
+    def __init__(self, read_fd: int, write_fd: int, max_backlog_bytes: int = _MAX_BACKLOG_BYTES) -> None:
+        self.max_backlog_bytes = max_backlog_bytes
+        self.max_dropless_bytes: float = max_backlog_bytes
         self.read_fd = read_fd
         self.write_fd = write_fd
         os.set_blocking(read_fd, False)
@@ -38,7 +43,16 @@ class Link:
 
     @property
     def has_backlog(self) -> bool:
-        return bool(self._backlog)
+        return self._backlog_bytes > 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._backlog_bytes > self.max_backlog_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Well before it is full again."""
+        return self._backlog_bytes <= self.max_backlog_bytes // 2
 
     def receive(self) -> Iterator[Message]:
         """The frames that have come. Raises LinkClosedError at EOF, WireError on garbage."""
@@ -58,8 +72,8 @@ class Link:
         self._queue(encode_stack(message) if isinstance(message, Stack) else encode(message))
 
     def send_output(self, rank: int, stream: int, data: bytes) -> None:
-        """Queue a rank's output, or count it as dropped where the backlog is full. Raises LinkClosedError."""
-        if self._backlog_bytes > _MAX_BACKLOG_BYTES:
+        """Queue a rank's output, or count it as dropped where too much waits. Raises LinkClosedError."""
+        if self._backlog_bytes > self.max_dropless_bytes:
             self._dropped[rank] = self._dropped.get(rank, 0) + len(data)
             self.flush()
             return
@@ -78,9 +92,10 @@ class Link:
         self._backlog_bytes += len(data)
         self.flush()
 
-    def flush(self) -> None:
-        """Write what the descriptor takes now. Raises LinkClosedError."""
+    def flush(self) -> int:
+        """Write what the descriptor takes now, and say how many bytes. Raises LinkClosedError."""
         num_sent = 0
+        before_bytes = self._backlog_bytes
         try:
             for data in self._backlog:
                 written = os.write(self.write_fd, data)
@@ -95,3 +110,4 @@ class Link:
             raise LinkClosedError(str(error)) from error
         finally:
             del self._backlog[:num_sent]
+        return before_bytes - self._backlog_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import selectors
@@ -52,6 +53,7 @@ _WAITING_LEASE_S = 120.0
 _KILLED_S = 5.0
 """How long a killed rank may take to go: one in uninterruptible sleep never does."""
 _LAST_FLUSH_S = 10.0
+"""How long the launcher may take nothing of what is still to be told."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -222,7 +224,10 @@ class Agent:
             self._stop(signal.SIGTERM, orphan_grace_s(self._plan.lease_s) if self._plan else 0.0)
 
     def _watch_backlog(self) -> None:
-        """Wake when the launcher takes more, while something waits for it."""
+        """Wake when the launcher takes more, while something waits for it; have ranks wait for it as well."""
+        if self._plan is not None and self._plan.keeps_output:
+            is_late = self._link.is_full or (self._ranks.are_held and not self._link.has_room)
+            self._ranks.hold(are_held=is_late and self._state is State.RUNNING)
         watched = self._link.write_fd in self._selector.get_map()
         wanted = self._link.has_backlog and not self._launcher_lost
         if wanted and not watched:
@@ -244,7 +249,8 @@ class Agent:
             self._link.send(goodbye)
             while self._link.has_backlog and not self._launcher_lost and time.monotonic() < deadline:
                 select.select([], [self._link.write_fd], [], 0.5)
-                self._link.flush()
+                if self._link.flush():
+                    deadline = time.monotonic() + _LAST_FLUSH_S
         except LinkClosedError:
             return
 
@@ -253,6 +259,8 @@ class Agent:
     def _start(self, plan: NodePlan) -> None:
         self._plan = plan
         self._state = State.RUNNING
+        if plan.keeps_output:
+            self._link.max_dropless_bytes = math.inf  # what is read although ranks are held is little
         self._heard_at = time.monotonic()
         if not plan.hears_launcher:
             self._beat_s = _UNHEARD_BEAT_S
@@ -291,6 +299,7 @@ class Agent:
     def _stop(self, number: int, grace_s: float) -> None:
         """Ask all ranks at once, and set the hour at which nobody is asked any more."""
         self._state = State.STOPPING
+        self._link.max_dropless_bytes = 2 * self._link.max_backlog_bytes  # nothing may keep ranks from ending
         self._ranks.signal_groups(number)
         self._ranks.signal_groups(signal.SIGCONT)
         kill_at = time.monotonic() + grace_s

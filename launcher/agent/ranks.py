@@ -34,6 +34,7 @@ class Ranks:
         self._tell_output = tell_output
         self._oom_counts = evidence.oom_counts()
         self._by_pid: dict[int, RankProcess] = {}
+        self._are_held = False
 
     @property
     def by_pid(self) -> Mapping[int, RankProcess]:
@@ -58,18 +59,38 @@ class Ranks:
             except (OSError, ValueError, UnicodeError) as error:
                 return Refused(f"rank {rank.rank} cannot be started: {error}", "check the program")
             self._by_pid[process.pid] = process
-            for fd in process.streams:
-                self._selector.register(fd, selectors.EVENT_READ, partial(self._pass_on, process, fd))
+            self._listen(process)
             self._tell(Started(rank.rank, process.pid))
         return None
 
     # -- what they say, and are told
 
+    @property
+    def are_held(self) -> bool:
+        return self._are_held
+
+    def hold(self, *, are_held: bool) -> None:
+        """Whether to leave in their pipes what they write, so that they wait once those are full."""
+        if are_held == self._are_held:
+            return
+        self._are_held = are_held
+        for process in self._by_pid.values():
+            if are_held:
+                for fd in process.streams:
+                    self._selector.unregister(fd)
+            else:
+                self._listen(process)
+
+    def _listen(self, process: RankProcess) -> None:
+        for fd in process.streams:
+            self._selector.register(fd, selectors.EVENT_READ, partial(self._pass_on, process, fd))
+
     def _pass_on(self, process: RankProcess, fd: int) -> bool:
         """One read's worth of a rank's output, up. False when the pipe holds no more for now."""
         data = process.read(fd)
         if data is None:
-            self._selector.unregister(fd)
+            if not self._are_held:
+                self._selector.unregister(fd)
             process.close(fd)
             return False
         if data:
