@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import selectors
@@ -260,7 +259,7 @@ class Agent:
         self._plan = plan
         self._state = State.RUNNING
         if plan.keeps_output:
-            self._link.max_dropless_bytes = math.inf  # what is read although ranks are held is little
+            self._link.max_dropless_bytes = float("inf")  # what is read although ranks are held is little
         self._heard_at = time.monotonic()
         if not plan.hears_launcher:
             self._beat_s = _UNHEARD_BEAT_S

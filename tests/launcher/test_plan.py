@@ -116,7 +116,7 @@ def test_the_json_of_a_dry_run_whole() -> None:
             "argv": ["/usr/bin/python3", "-u", "train.py", f"--local_rank={local_rank}", "--lr", "1 e"],
         }
 
-    argv = ["/usr/bin/python3", "-ISu", "-c", STDIN_BOOTSTRAP, "29501", "0"]
+    argv = ["/usr/bin/python3", "-ISu", "-c", STDIN_BOOTSTRAP, "29501/dry-run", "0"]
     env = {"PYTHONPATH": "/job"}
     assert record == {
         "world_size": 3,
