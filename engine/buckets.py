@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -60,6 +61,13 @@ class HostGrad:
     edited: bool = False  # on the host, since the norm was taken
 
 
+class Stepping(Protocol):
+    """A step under way."""
+
+    def join(self) -> object:
+        """Return when it is done."""
+
+
 @dataclass(slots=True, eq=False)
 class Bucket:
     """The tensors of one bucket."""
@@ -73,9 +81,22 @@ class Bucket:
     grads: torch.Tensor | None = None  # [P] accumulation dtype, where every rank keeps all gradients
     grad_views: tuple[torch.Tensor, ...] = ()  # [shape of the member] each, into grads
     grad_shard: torch.Tensor | None = None  # [S] the mean over ranks once reduced; None: not trained
-    state: ShardState | None = None  # None: not trained
+    _state: ShardState | None = None  # None: not trained
     host: HostGrad | None = None  # None: stepped on its own device
     owner: object = None  # the optimizer that steps it
+    stepping: Stepping | None = None  # by the host, beside everything else
+
+    @property
+    def state(self) -> ShardState | None:
+        """Masters and states, once they are stepped; None: not trained."""
+        if self.stepping is not None:
+            stepping, self.stepping = self.stepping, None
+            stepping.join()
+        return self._state
+
+    @state.setter
+    def state(self, state: ShardState | None) -> None:
+        self._state = state
 
     @property
     def grads_in_place(self) -> bool:

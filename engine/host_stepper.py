@@ -9,13 +9,14 @@ lane copies them to the device, or where shards live on the host anyway, into th
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
-from dslaunch.engine.buckets import Bucket
+from dslaunch.engine.buckets import Bucket, ShardState
 from dslaunch.engine.host_memory import host_empty, pinned_empty
 from dslaunch.engine.lanes import Lane, Mark
 from dslaunch.engine.ops.shard import Rule, Shard
@@ -32,13 +33,45 @@ class _Buffer:
     sent: Mark | None = None  # the last copy out of it
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A bucket to step, as it is when that is asked for."""
+
+    bucket: Bucket
+    state: ShardState
+    arrived: Mark  # the gradient
+    rule: Rule | TorchStep
+    grad_scale: torch.Tensor | None
+    fence: Mark  # until then compute may read the parameters
+    stepped: Future[Mark | None]  # the parameters' way back; None: they live on the host
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """A bucket that is being stepped beside everything else."""
+
+    _stepped: Future[Mark | None]
+
+    def join(self) -> Mark | None:
+        """Return when it is stepped, with the parameters' way back. Raises what the step raised."""
+        return self._stepped.result()
+
+    def wait(self) -> None:
+        """Join; compute waits for the parameters."""
+        if (arriving := self.join()) is not None:
+            arriving.wait()
+
+
 class HostStepper:
     """Owns the thread, the lane back and the buffers."""
 
     def __init__(self, buckets: Sequence[Bucket], lane: Lane, pin: bool) -> None:
         self._lane = lane
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dslaunch-offload")
-        self._under_way: dict[int, Future[Mark | None]] = {}
+        self._waiting: deque[_Job] = deque()
+        self._under_way: dict[int, Stepping] = {}
+        # The first blocks' gradients come last; a forward that waits block by block wants them stepped first.
+        self.newest_first = False
         self._num_threads = num_step_threads()
         sizes: dict[torch.dtype, int] = {}
         for bucket in buckets:
@@ -62,33 +95,48 @@ class HostStepper:
         `grad_scale` is on the host. Nothing where the bucket has begun already.
         """
         if id(bucket) not in self._under_way:
-            fence = self._lane.fence()
-            self._under_way[id(bucket)] = self._pool.submit(self._step, bucket, rule, grad_scale, fence)
+            state, host = bucket.state, bucket.host
+            assert state is not None
+            assert host is not None
+            assert host.arrived is not None
+            stepped: Future[Mark | None] = Future()
+            job = _Job(bucket, state, host.arrived, rule, grad_scale, self._lane.fence(), stepped)
+            self._waiting.append(job)
+            self._under_way[id(bucket)] = Stepping(stepped)
+            self._pool.submit(self._work)
 
     def publish(self, bucket: Bucket) -> None:
         """Wait until `bucket` is stepped; compute waits for its parameters. Raises what the step raised."""
-        if (arriving := self._under_way.pop(id(bucket)).result()) is not None:
-            arriving.wait()
+        self._under_way.pop(id(bucket)).wait()
+
+    def hand_over(self, bucket: Bucket) -> Stepping:
+        """What was begun with `bucket`, for somebody else to wait for; whoever reads its state waits too."""
+        bucket.stepping = self._under_way.pop(id(bucket))
+        return bucket.stepping
+
+    def _work(self) -> None:
+        job = self._waiting.pop() if self.newest_first else self._waiting.popleft()
+        try:
+            job.stepped.set_result(self._step(job))
+        except BaseException as error:  # whoever waits raises it
+            job.stepped.set_exception(error)
 
     @torch.no_grad()
-    def _step(
-        self, bucket: Bucket, rule: Rule | TorchStep, grad_scale: torch.Tensor | None, fence: Mark
-    ) -> Mark | None:
-        host, state, shard = bucket.host, bucket.state, bucket.param_shard
+    def _step(self, job: _Job) -> Mark | None:
+        bucket, state = job.bucket, job.state
+        host, shard = bucket.host, bucket.param_shard
         assert host is not None
-        assert host.arrived is not None
-        assert state is not None
-        host.arrived.join()
+        job.arrived.join()
         low = shard.dtype != state.master.dtype
         buffer = None if bucket.is_kept_on_host else self._next_buffer(shard.dtype)
         out = shard if buffer is None else buffer.memory[: shard.numel()]
         stepped = Shard(state.master, tuple(state.states.values()), host.grad, out if low else None)
-        step_shards_(rule, [stepped], grad_scale, num_threads=self._num_threads)
+        step_shards_(job.rule, [stepped], job.grad_scale, num_threads=self._num_threads)
         if buffer is None:
             return None
         if not low:
             out.copy_(state.master)
-        buffer.sent = self._lane.run(lambda: shard.copy_(out, non_blocking=True), fence)
+        buffer.sent = self._lane.run(lambda: shard.copy_(out, non_blocking=True), job.fence)
         return buffer.sent
 
     def _next_buffer(self, dtype: torch.dtype) -> _Buffer:

@@ -1,7 +1,8 @@
 """Updated parameters that are waited for where the next forward reads them (stages 1 and 2).
 
 After a step every bucket's all-gather is on its way; usually the step ends by waiting for all of them. With
-LateGather the next forward waits instead, bucket by bucket, so that the network works under it. Whoever reads
+LateGather the next forward waits instead, bucket by bucket, so that the network works under it; so does the
+host that steps an offloaded optimizer, on one rank, where nothing is gathered. Whoever reads
 a parameter of a module (its forward, `named_parameters`, `state_dict`) waits for that parameter's bucket.
 A parameter that a script has kept in a list of its own is not watched: it has to be read after `finish`.
 """
@@ -15,7 +16,7 @@ from functools import partial
 import torch
 
 from dslaunch.engine.buckets import Bucket
-from dslaunch.engine.collectives import Pending
+from dslaunch.engine.lanes import Waitable
 
 VARIABLE = "DSLAUNCH_OVERLAP_GATHER"
 _Parameters = dict[str, torch.nn.Parameter | None]
@@ -30,7 +31,7 @@ class LateGather:
     """The all-gathers under way, and the modules that are watched."""
 
     def __init__(self, root: torch.nn.Module, buckets: Sequence[Bucket]) -> None:
-        self._pending: dict[int, Pending] = {}  # by bucket
+        self._pending: dict[int, Waitable] = {}  # by bucket
         self._bucket_of = {id(param): id(bucket) for bucket in buckets for param in bucket.members}
         self._modules = [
             module
@@ -44,7 +45,7 @@ class LateGather:
             self._handles.append(module.register_forward_pre_hook(partial(self._before, own)))
             module._parameters = LateParameters(module._parameters, self)
 
-    def take(self, bucket: Bucket, pending: Pending) -> None:
+    def take(self, bucket: Bucket, pending: Waitable) -> None:
         """Wait for `bucket` when it is read."""
         self._pending[id(bucket)] = pending
 
@@ -52,6 +53,10 @@ class LateGather:
         """Wait for the bucket of `param`."""
         if self._pending:
             self._wait(self._bucket_of.get(id(param), 0))
+
+    def need_bucket(self, bucket: Bucket) -> None:
+        """Wait for `bucket`."""
+        self._wait(id(bucket))
 
     def finish(self) -> None:
         """Wait for all."""

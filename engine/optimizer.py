@@ -268,6 +268,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             pending += [(bucket, work) for work in self._start_gather(bucket)]
         if self.offload is not None:
             for bucket in self.offload.buckets:
+                if self.late_gather is not None and self.sharding.num_shards == 1:
+                    self.late_gather.take(bucket, self.offload.stepper.hand_over(bucket))
+                    continue
                 self.offload.stepper.publish(bucket)
                 pending += [(bucket, work) for work in self._start_gather(bucket)]
         for bucket, work in pending:
@@ -275,6 +278,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 work.wait()
             else:
                 self.late_gather.take(bucket, work)
+
+    def gather_late(self, late_gather: LateGather) -> None:
+        """Let the next forward wait for new parameters, where it reads them."""
+        self.late_gather = late_gather
+        if self.offload is not None and self.sharding.num_shards == 1:
+            self.offload.gradients.before_leave = late_gather.need_bucket
+            self.offload.stepper.newest_first = True
 
     def _finish_gathers(self) -> None:
         if self.late_gather is not None:

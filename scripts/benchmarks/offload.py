@@ -23,7 +23,7 @@ from benchmarks import figures
 from benchmarks.ranks import PAYLOAD, ROOT
 
 SHAPE = "24,2048,16,32768,1024,8"  # 1.34 billion parameters, as in `scripts/bench engine`
-SUBJECTS = "limit,offload,offload-eager,offload-half,offload-params"
+SUBJECTS = "limit,offload,offload-late,offload-eager,offload-eager-late,offload-half,offload-params"
 ON_TWO_RANKS = "stage 1;stage 2, eager;stage 3, parameters"
 PARTS = ("checks", "steps")
 

@@ -19,7 +19,9 @@ import torch
 
 from benchmarks.ops_ceiling import traffic
 from dslaunch.engine.ops import FusedAdamW
-from dslaunch.engine.ops.adamw import AdamWShard, AdamWStep, adamw_
+from dslaunch.engine.ops.adamw import AdamWStep
+from dslaunch.engine.ops.shard import Shard
+from dslaunch.engine.ops.step import step_
 
 _SAMPLE_S = 0.05  # steps are repeated until a sample takes about that long
 _HUGE_PAGE_BYTES = 2 << 20
@@ -109,15 +111,23 @@ class Buffers:
     """What a step of `numel` elements reads and writes."""
 
     def __init__(self, bench: Bench, numel: int, low: bool) -> None:
+        self._bench = bench
         self.theta, self.grad = bench.empty(numel).normal_(0, 0.02), bench.empty(numel).normal_(0, 0.02)
         self.m, self.v = bench.empty(numel).fill_(1e-3), bench.empty(numel).fill_(1e-4)
         self.low_grad = bench.empty(numel, torch.bfloat16).copy_(self.grad) if low else None
         self.low_param = bench.empty(numel, torch.bfloat16).copy_(self.theta) if low else None
 
-    def ours(self) -> Callable[[], object]:
+    def ours(self, low_moments: bool = False) -> Callable[[], object]:
         grad = self.grad if self.low_grad is None else self.low_grad
-        shard = AdamWShard(self.theta, self.m, self.v, grad, self.low_param)
-        return lambda: adamw_(shard, STEP, None)
+        moments = (self.m, self.v)
+        if low_moments:
+            new = self._bench.empty
+            moments = (
+                new(len(grad), torch.bfloat16).copy_(self.m),
+                new(len(grad), torch.bfloat16).copy_(self.v),
+            )
+        shard = Shard(self.theta, moments, grad, self.low_param)
+        return lambda: step_(STEP, [shard])
 
     def with_casts(self, step: Callable[[], object]) -> Callable[[], object]:
         """`step` on fp32, with what torch must do before and after for the bf16 job."""
@@ -155,6 +165,7 @@ def _flat(name: str, bench: Bench, buffers: Buffers, numel: int) -> Job:
     num_bytes = 28 * numel
     found = _ceilings(bench, buffers, numel)
     found["dslaunch"] = Implementation(buffers.ours(), num_bytes)
+    found["dslaunch, bf16 moments"] = Implementation(buffers.ours(low_moments=True), 20 * numel)
     found["torch fused"] = Implementation(buffers.peer(torch.optim.AdamW, fused=True), num_bytes)
     found["torch foreach"] = Implementation(buffers.peer(torch.optim.AdamW, foreach=True), num_bytes)
     if (deepspeed := _deepspeed(bench)) is not None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +30,8 @@ from equivalence_cases import (
 )
 
 import dslaunch.engine as deepspeed
-from dslaunch.engine import safe_access
+from dslaunch.engine import host_stepper, late_gather, safe_access
+from dslaunch.engine.late_gather import LateGather
 
 ON_HOST = {"device": "cpu"}
 OPTIMIZER: dict[str, object] = {"offload_optimizer": ON_HOST}
@@ -78,6 +81,59 @@ def run(cases: list[Case], seed: int) -> dict[str, list[str]]:
             differs.append(f"share {share}")
         engine.destroy()
     return found
+
+
+def run_late(cases: list[Case], seed: int) -> tuple[dict[str, list[str]], bool]:
+    """`run` with forwards that wait block by block for a slow host; whether others were stepped meanwhile."""
+    own, take = host_stepper.step_shards_, LateGather.need
+    waited: list[int] = []
+
+    def slowly(*args: Any, **options: Any) -> None:
+        time.sleep(0.002)
+        own(*args, **options)
+
+    def need(gather: LateGather, param: torch.Tensor) -> None:
+        take(gather, param)
+        waited.append(len(gather._pending))
+
+    os.environ[late_gather.VARIABLE] = "1"
+    host_stepper.step_shards_, LateGather.need = slowly, need  # type: ignore[assignment,method-assign]
+    try:
+        return run(cases, seed), any(waited)
+    finally:
+        host_stepper.step_shards_, LateGather.need = own, take  # type: ignore[method-assign]
+        del os.environ[late_gather.VARIABLE]
+
+
+def steps_under_way(seed: int) -> None:
+    """Whoever reads states after a step has those of that step, and the next step begins with them."""
+    own = host_stepper.step_shards_
+    engine, twin = (engine_of(case_of(1, OPTIMIZER), seed) for _ in "ab")
+    late = LateGather(engine.module, engine.placement.trained)
+    assert engine.optimizer is not None
+    assert twin.optimizer is not None
+    engine.optimizer.gather_late(late)
+    x = data_of(seed)[0].bfloat16()
+    for reads in (True, False, True):
+        twin.backward(loss_of(twin, x, 0))
+        twin.step()
+        allowed = threading.Event()
+        host_stepper.step_shards_ = functools.partial(_held, allowed, own)
+        try:
+            engine.backward(loss_of(engine, x, 0))
+            engine.step()  # does not wait for the host
+            engine.optimizer.zero_grad()
+            assert any(bucket.stepping is not None for bucket in engine.optimizer.buckets)
+            allowed.set()
+            if reads:
+                assert all(map(torch.equal, states_of(engine), states_of(twin)))
+        finally:
+            host_stepper.step_shards_ = own
+
+
+def _held(until: threading.Event, step: Callable[..., None], *args: Any, **options: Any) -> None:
+    until.wait(60)
+    step(*args, **options)
 
 
 def case_of(stage: int, offload: dict[str, object], clipping: float = 0.5) -> Case:

@@ -64,12 +64,24 @@ CASES = [
     Case("fp32-accumulation", 2, True, accumulation=3, grad_accum="fp32", zero={**BUCKETS, **OPTIMIZER}),
     Case("direct", 1, True, accumulation=3, direct=True, model=KINDS, zero={**BUCKETS, **OPTIMIZER}),
 ]
+LATE = [case for case in CASES if case.name in ("stage1-bf16-acc1-clip", "stage2-eager-acc3", "stage1-half")]
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_offload_changes_no_bit(ranks: RankPool, seed: int, world: int) -> None:
     for found in ranks.run(world, "offload_cases", "run", CASES, seed):
         assert {name: differs for name, differs in found.items() if differs} == {}, seed  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_forwards_that_wait_block_by_block_change_no_bit(ranks: RankPool, seed: int, world: int) -> None:
+    for found, waited in ranks.run(world, "offload_cases", "run_late", LATE, seed):  # type: ignore[misc]
+        assert {name: differs for name, differs in found.items() if differs} == {}, seed  # type: ignore[has-type]
+        assert waited  # type: ignore[has-type]
+
+
+def test_whoever_reads_states_waits_for_the_host(ranks: RankPool, seed: int) -> None:
+    ranks.run(1, "offload_cases", "steps_under_way", seed)
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +32,8 @@ ON_HOST = {"device": "cpu", "pin_memory": True}
 OFFLOADS: dict[str, dict[str, object]] = {  # zero_optimization
     "offload": {"stage": 2, "offload_optimizer": ON_HOST},
     "offload-eager": {"stage": 2, "offload_optimizer": ON_HOST},
+    "offload-late": {"stage": 2, "offload_optimizer": ON_HOST},
+    "offload-eager-late": {"stage": 2, "offload_optimizer": ON_HOST},
     "offload-half": {"stage": 2, "offload_optimizer": {**ON_HOST, "ratio": 0.5}},
     "offload-params": {"stage": 3, "offload_optimizer": ON_HOST, "offload_param": ON_HOST},
     "deepspeed-offload": {"stage": 2, "offload_optimizer": ON_HOST},
@@ -53,8 +56,10 @@ def engine_step(model: torch.nn.Module, engine_module: Any, subject: str, dtype:
     }
     if dtype != "fp32":
         config[dtype] = {"enabled": True}
-    if subject == "offload-eager":  # nothing has to be known of all gradients before the first step
+    if subject.startswith("offload-eager"):  # nothing has to be known of all gradients before the first step
         config |= {"gradient_clipping": 0.0, "bf16": {"enabled": True, "check_grad_overflow": False}}
+    # The next forward waits for the host block by block.
+    os.environ["DSLAUNCH_OVERLAP_GATHER"] = "1" if subject.endswith("-late") else "0"
     engine = engine_module.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
     def step(ids: torch.Tensor) -> torch.Tensor:
