@@ -18,6 +18,7 @@ from dslaunch.engine import collectives
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.lanes import Mark
 from dslaunch.engine.layout import BucketSpec
+from dslaunch.engine.masters import Master
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +34,26 @@ class Sharding:
 class ShardState:
     """The optimizer state of one bucket on this rank."""
 
-    master: torch.Tensor  # [S] fp32; the bucket's own elements where parameters are fp32
+    master: Master
     states: dict[str, torch.Tensor]  # [S] fp32 each, by name: exp_avg, ...; which ones, the rule decides
     starts: dict[str, float]  # what each of them starts from
 
-    def tensor(self, kind: str) -> torch.Tensor:
-        """The master, or the state of that name."""
-        return self.master if kind == "master" else self.states[kind]
-
     @property
     def kinds(self) -> tuple[str, ...]:
-        """All that `tensor` knows."""
+        """All that can be read and written."""
         return ("master", *self.states)
+
+    def read(self, kind: str, part: slice) -> torch.Tensor:
+        """Elements of the master, or of the state of that name, in fp32; a view where they lie so."""
+        return self.master.values(part) if kind == "master" else self.states[kind][part]
+
+    @torch.no_grad()
+    def write(self, kind: str, values: torch.Tensor, part: slice) -> None:
+        """Set elements of the master, or of the state of that name."""
+        if kind == "master":
+            self.master.write(values, part)
+        else:
+            self.states[kind][part].copy_(values)
 
     def restart(self) -> None:
         """Forget what the states have learned."""
@@ -104,11 +113,6 @@ class Bucket:
         return self.grads is not None and self.grads.dtype == self.params.dtype
 
     @property
-    def has_master(self) -> bool:
-        """Whether the master is another tensor than the parameters' shard."""
-        return self.state is not None and self.state.master is not self.param_shard
-
-    @property
     def is_kept_on_host(self) -> bool:
         """Whether the parameters' shard lives on the host, and only whole parameters on the device."""
         return self.param_shard.device != self.params.device
@@ -166,13 +170,13 @@ class Bucket:
         part, of_member = self.parts(index)
         written = self.members[index].data.view(-1)[of_member]
         self.param_shard[part].copy_(written)
-        if self.state is not None and self.has_master:
-            self.state.master[part].copy_(written)
+        if self.state is not None:
+            self.state.master.refresh(part)
 
     def refresh_master(self) -> None:
         """Take the master anew from the parameters, after something else has written those."""
-        if self.state is not None and self.has_master:
-            self.state.master.copy_(self.param_shard)
+        if self.state is not None:
+            self.state.master.refresh()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

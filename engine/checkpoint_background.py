@@ -16,6 +16,7 @@ from dslaunch.engine import log
 from dslaunch.engine.checkpoint_save import SaveJob, carry_out
 from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.ranks import Ranks
+from dslaunch.engine.tensor_files import Deferred, pieces_of
 
 
 class Saves:
@@ -72,7 +73,7 @@ class HostCopies:
         self._kept: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
-    def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def copy(self, tensors: Mapping[str, torch.Tensor | Deferred]) -> dict[str, torch.Tensor]:
         """The tensors' values in host memory, as they are when this returns."""
         for name in self._kept.keys() - tensors.keys():
             del self._kept[name]
@@ -82,7 +83,10 @@ class HostCopies:
             if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
                 kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
                 self._kept[name] = kept
-            kept.copy_(tensor, non_blocking=tensor.is_cuda)
+            room = kept.view(-1)
+            for piece in pieces_of(tensor):
+                room[: piece.numel()].view(piece.shape).copy_(piece, non_blocking=tensor.is_cuda)
+                room = room[piece.numel() :]
             on_gpu = on_gpu or tensor.is_cuda
         if on_gpu:
             torch.cuda.current_stream().synchronize()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,8 +20,9 @@ from dslaunch.engine.checkpoint_manifest import FROZEN, PARAM, Counters, Manifes
 from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.layout import even_part, pieces_of
 from dslaunch.engine.lr_schedules import LrScheduler
+from dslaunch.engine.masters import Master
 from dslaunch.engine.optimizer import ShardedOptimizer
-from dslaunch.engine.tensor_files import can_hold
+from dslaunch.engine.tensor_files import Deferred, can_hold
 
 if TYPE_CHECKING:
     from dslaunch.engine.engine import Engine
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 class Contents:
     """A checkpoint before it is written; of `manifest` only `files` and the time are missing."""
 
-    tensors: Mapping[str, torch.Tensor]  # this rank's, as they lie in the engine
+    tensors: Mapping[str, torch.Tensor | Deferred]  # this rank's, as they lie in the engine
     state: bytes | None  # rank 0's: what is not tensors of the model
     manifest: Manifest
 
@@ -47,7 +49,7 @@ class What:
 def collect(engine: Engine, what: What) -> Contents:
     """The engine's state as it is now; CheckpointError where the client state cannot be read back safely."""
     rank, world = engine.global_rank, engine.world_size
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor | Deferred] = {}
     params: dict[str, ParamEntry] = {}
     for name, bucket in _buckets(engine, what.exclude_frozen):
         if bucket.spec.numel:
@@ -135,14 +137,25 @@ def _in_groups(optimizer: ShardedOptimizer | None) -> list[str]:
     return [home.name for home in homes if home is not None]
 
 
-def _parts(bucket: Bucket, world: int, rank: int) -> dict[str, torch.Tensor]:
+def _parts(bucket: Bucket, world: int, rank: int) -> dict[str, torch.Tensor | Deferred]:
     """The rank's even part of everything a bucket has, by kind."""
     part = even_part(bucket.spec.numel, world, rank)
     start = bucket.own.start  # the whole bucket's, where every rank has it all
     own = slice(part.start - start, part.stop - start)
     if bucket.state is None:
         return {PARAM: bucket.param_shard[own]}
-    return {kind: bucket.state.tensor(kind)[own] for kind in bucket.state.kinds}
+    state = bucket.state
+    return {
+        kind: _master_of(state.master, own) if kind == "master" else state.read(kind, own)
+        for kind in state.kinds
+    }
+
+
+def _master_of(master: Master, own: slice) -> torch.Tensor | Deferred:
+    if not master.is_split:
+        return master.values(own)
+    numel = own.stop - own.start
+    return Deferred(torch.float32, (numel,), partial(master.pieces, own), master.param.is_cuda)
 
 
 def _kinds(optimizer: ShardedOptimizer | None) -> tuple[tuple[str, ...], ...]:

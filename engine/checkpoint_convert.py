@@ -68,12 +68,16 @@ def _native_tensors(source: Source, manifest: Manifest, index: int) -> Iterator[
             low += piece.numel
     for name, whole in manifest.whole.items():
         if whole.file == index:
-            make = Deferred(dtype_named(whole.dtype), whole.shape, lambda name=name: read_whole(source, name))  # type: ignore[misc]
+            make = Deferred(
+                dtype_named(whole.dtype), whole.shape, lambda name=name: [read_whole(source, name)]
+            )  # type: ignore[misc]
             yield manifests.whole_tensor(name), make
 
 
 def _part(source: Source, name: str, kind: str, low: int, numel: int, dtype: torch.dtype) -> Deferred:
-    return Deferred(dtype, (numel,), lambda: _read(source, name, kind, low, torch.empty(numel, dtype=dtype)))
+    return Deferred(
+        dtype, (numel,), lambda: [_read(source, name, kind, low, torch.empty(numel, dtype=dtype))]
+    )
 
 
 def _read(source: Source, name: str, kind: str, low: int, out: torch.Tensor) -> torch.Tensor:

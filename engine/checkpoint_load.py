@@ -5,7 +5,7 @@ Legend: `S` elements of this rank's shard of a bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from dslaunch.engine import checkpoint_find, log
-from dslaunch.engine.buckets import home_of
+from dslaunch.engine.buckets import Bucket, home_of
 from dslaunch.engine.checkpoint_exchange import carry_out
 from dslaunch.engine.checkpoint_find import Found
 from dslaunch.engine.checkpoint_fit import check_fit, has_states
+from dslaunch.engine.checkpoint_manifest import Manifest
 from dslaunch.engine.checkpoint_source import (
     Fill,
     SavedState,
@@ -26,6 +27,7 @@ from dslaunch.engine.checkpoint_source import (
     weight_fills,
 )
 from dslaunch.engine.optimizer import ShardedOptimizer
+from dslaunch.engine.ranks import Ranks
 from dslaunch.engine.zero import GatheredParameters
 
 if TYPE_CHECKING:
@@ -102,6 +104,7 @@ def _load_tensors(engine: Engine, request: LoadRequest, found: Found, state: Sav
     optimizer.zero_grad()
     if restores:
         carry_out(found, ranks, _state_fills(optimizer, found))
+        _load_split_masters(optimizer, found, ranks)
         _load_groups(optimizer, found)
         scaler = optimizer.policy.scaler
         if scaler is not None and state.loss_scaler:
@@ -159,15 +162,39 @@ def _state_fills(optimizer: ShardedOptimizer, found: Found) -> list[Fill]:
         assert bucket.state is not None
         if not all(has_states(manifest, bucket, slot.name) for slot in bucket.spec.slots):
             bucket.state.restart()
-        for index, slot in enumerate(bucket.spec.slots):
-            name = stored_name(manifest, slot.name)
-            if name is None or not has_states(manifest, bucket, slot.name):
-                continue
-            part, of_member = bucket.parts(index)
+        for name, part, start in _restored(bucket, manifest):
             for kind in bucket.state.kinds:
-                out = bucket.state.tensor(kind)[part]
-                fills += fills_of(manifest, name, kind, of_member.start, out)
+                if kind != "master" or not bucket.state.master.is_split:
+                    fills += fills_of(manifest, name, kind, start, bucket.state.read(kind, part))
     return fills
+
+
+def _load_split_masters(optimizer: ShardedOptimizer, found: Found, ranks: Ranks) -> None:
+    """Those that are not in memory as files have them: read one bucket at a time. Collective."""
+    manifest = found.source.manifest
+    for bucket in optimizer.buckets:
+        assert bucket.state is not None
+        master = bucket.state.master
+        if not master.is_split:
+            continue
+        fills: list[Fill] = []
+        arrived: list[tuple[slice, torch.Tensor]] = []
+        for name, part, start in _restored(bucket, manifest):
+            values = torch.empty_like(master.kept[part], dtype=torch.float32)
+            fills += fills_of(manifest, name, "master", start, values)
+            arrived.append((part, values))
+        carry_out(found, ranks, fills)
+        for part, values in arrived:
+            master.write(values, part)
+
+
+def _restored(bucket: Bucket, manifest: Manifest) -> Iterator[tuple[str, slice, int]]:
+    """Of members whose states are in the checkpoint: stored name, part of the shard, its start in the member."""
+    for index, slot in enumerate(bucket.spec.slots):
+        name = stored_name(manifest, slot.name)
+        if name is not None and has_states(manifest, bucket, slot.name):
+            part, of_member = bucket.parts(index)
+            yield name, part, of_member.start
 
 
 def _whole_state_dict(found: Found, state: SavedState) -> dict[str, object]:

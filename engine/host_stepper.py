@@ -127,15 +127,16 @@ class HostStepper:
         host, shard = bucket.host, bucket.param_shard
         assert host is not None
         job.arrived.join()
-        low = shard.dtype != state.master.dtype
+        master = state.master.kept  # the host's are whole
+        low = shard.dtype != master.dtype
         buffer = None if bucket.is_kept_on_host else self._next_buffer(shard.dtype)
         out = shard if buffer is None else buffer.memory[: shard.numel()]
-        stepped = Shard(state.master, tuple(state.states.values()), host.grad, out if low else None)
+        stepped = Shard(master, tuple(state.states.values()), host.grad, out if low else None)
         step_shards_(job.rule, [stepped], job.grad_scale, num_threads=self._num_threads)
         if buffer is None:
             return None
         if not low:
-            out.copy_(state.master)
+            out.copy_(master)
         buffer.sent = self._lane.run(lambda: shard.copy_(out, non_blocking=True), job.fence)
         return buffer.sent
 

@@ -92,7 +92,7 @@ def initialize(
     if optimizer is not None:
         # Schedulers watch its step(), which nobody calls, and would warn about that.
         optimizer._opt_called = True  # type: ignore[attr-defined]
-    placement = place(model, [] if plan is None else plan.groups, settings, world, device)
+    placement = place(model, plan, settings, world, device)
     gatherer = _build_gatherer(model, placement, settings, world)
     wrapped = None if plan is None else _build_optimizer(plan, placement, gatherer, settings)
     if wrapped is not None and settings.zero.stage == 3:

@@ -14,7 +14,7 @@ from dslaunch.engine.config_source import LoadedSource, load_source
 from dslaunch.engine.config_values import EngineConfig
 from dslaunch.engine.errors import ConfigError
 from dslaunch.engine.lint_report import Finding, MemoryTable, Report, as_json, as_text
-from dslaunch.engine.memory_estimate import NUM_STATES, ModelStates, estimate
+from dslaunch.engine.memory_estimate import NUM_STATES, SPLITTING_RULES, ModelStates, estimate
 
 EXIT_ERRORS = 2
 
@@ -103,7 +103,8 @@ _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_a
 def _memory(config: EngineConfig, num_ranks: int, num_params: int) -> MemoryTable:
     spec = None if config.optimizer is None else optimizer_spec(config.optimizer)
     num_states = NUM_STATES["adam"] if spec is None else _num_states(spec)
-    states = ModelStates(num_params, config.dtype, config.grad_accum_dtype, num_states)
+    splits = config.dtype == "bf16" and (spec is None or spec.rule in SPLITTING_RULES)
+    states = ModelStates(num_params, config.dtype, config.grad_accum_dtype, num_states, splits)
     optimizer = "two optimizer states" if spec is None else spec.name
     words = f"{config.dtype}, gradients in {config.grad_accum_dtype}, {optimizer}"
     return MemoryTable(

@@ -12,6 +12,8 @@ import torch
 from dslaunch.engine.checkpoint_contents import hyperparameters
 from dslaunch.engine.errors import EngineError
 
+_ALL = slice(None)
+
 if TYPE_CHECKING:
     from dslaunch.engine.optimizer import ShardedOptimizer
 
@@ -20,7 +22,7 @@ def local_state(optimizer: ShardedOptimizer) -> dict[str, object]:
     """Copies of this rank's masters and states by bucket, and the groups' hyperparameters. Plain types."""
     return {
         "state": {
-            number: {kind: state.tensor(kind).clone() for kind in state.kinds}
+            number: {kind: state.read(kind, _ALL).clone() for kind in state.kinds}
             for number, state in enumerate(optimizer.shards)
         },
         "param_groups": list(hyperparameters(optimizer)),
@@ -37,7 +39,7 @@ def load_local_state(optimizer: ShardedOptimizer, saved: Mapping[str, object]) -
     _check(optimizer, saved, shards)
     for number, state in enumerate(optimizer.shards):
         for kind, value in shards[number].items():
-            state.tensor(kind).copy_(value)
+            state.write(kind, value, _ALL)
     optimizer.num_applied = cast("int", saved["num_applied"])
     groups = cast("Sequence[Mapping[str, object]]", saved["param_groups"])
     for group, hyper in zip(optimizer.param_groups, groups, strict=True):
@@ -54,7 +56,7 @@ def _check(
     shards: Mapping[int, Mapping[str, torch.Tensor]],
 ) -> None:
     here = {
-        number: {kind: state.tensor(kind).shape for kind in state.kinds}
+        number: dict.fromkeys(state.kinds, state.master.kept.shape)
         for number, state in enumerate(optimizer.shards)
     }
     there = {

@@ -1,15 +1,16 @@
 """What a rank's model states take, by ZeRO stage. Arithmetic only, no torch.
 
 Legend: `P` parameters, `W` ranks. A parameter takes p bytes in the compute dtype, g as a gradient, and o in
-the optimizer: 4 for each state, and 4 for the fp32 master unless parameters are fp32 themselves.
+the optimizer: 4 for each state, and for the fp32 master 4, or 2 where bf16 parameters are its other half, or
+nothing where parameters are fp32 themselves.
 
   stage 0: P (p + g + o)              stage 2: P p + P (g + o) / W
-  stage 1: P (p + g) + P o / W        stage 3: P (g + o) / W, and P p / W more where parameters are fp32
-                                               or optimizer or parameters are offloaded
+  stage 1: P (p + g) + P o / W        stage 3: P (p + g + o) / W, less P p / W where masters of 4 bytes are
+                                               on the device, from which parameters are cast when gathered
 
-With bf16 and AdamW that is 16, 4 + 12 / W, 2 + 14 / W and 14 / W bytes a parameter; the last is 16 / W in
-Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, figure 1,
-but parameters in the compute dtype are cast from their masters when they are gathered.
+With bf16 and AdamW that is 14, 4 + 10 / W, 2 + 12 / W and 14 / W bytes a parameter, where Rajbhandari et al.,
+"ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, figure 1, have 16, 4 + 12 / W,
+2 + 14 / W and 16 / W.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ NUM_STATES: Mapping[str, int] = {
     "muon": 1,
     "torch": 2,
 }
+SPLITTING_RULES = ("adam", "lion", "adagrad", "sgd")  # see masters.py
 _BUCKETS_IN_FLIGHT = 2
 _LARGEST_BUCKET_NUMEL = 1 << 25  # the engine's own, which reduce_bucket_size only caps
 
@@ -42,6 +44,7 @@ class ModelStates:
     dtype: DtypeName
     grad_dtype: DtypeName
     num_optimizer_states: int
+    splits_masters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def estimate(states: ModelStates, num_ranks: int, zero: ZeroConfig) -> list[Stag
     """The memory of one of `num_ranks` at the stages 0 to 3; shares are rounded up."""
     params = states.num_params * _NUM_BYTES[states.dtype]
     grads = states.num_params * _NUM_BYTES[states.grad_dtype]
-    master = 0 if states.dtype == "fp32" else 4
+    master = 0 if states.dtype == "fp32" else 2 if states.splits_masters else 4
     optimizer = states.num_params * (master + 4 * states.num_optimizer_states)
     stages = [
         StageMemory(
@@ -116,7 +119,8 @@ def _is_gathered(states: ModelStates, num_ranks: int, zero: ZeroConfig) -> bool:
 def _sharded_params(states: ModelStates, num_ranks: int, zero: ZeroConfig) -> int:
     """What stage 3 keeps beside masters."""
     offloads = zero.offload_optimizer.is_on or zero.offload_param.is_on
-    if states.dtype != "fp32" and not offloads and _is_gathered(states, num_ranks, zero):
+    casts = states.dtype != "fp32" and not states.splits_masters
+    if casts and not offloads and _is_gathered(states, num_ranks, zero):
         return 0
     return _share(states.num_params * _NUM_BYTES[states.dtype], num_ranks)
 

@@ -30,8 +30,17 @@ from dslaunch.engine.host_memory import host_empty
 from dslaunch.engine.host_stepper import HostStepper
 from dslaunch.engine.late_gather import LateGather
 from dslaunch.engine.loss_scale import LossScaler
+from dslaunch.engine.masters import Master
+from dslaunch.engine.ops.remainder import REST_DTYPE
 from dslaunch.engine.ops.shard import Shard
-from dslaunch.engine.optimizer_rules import WHOLE_TENSOR_RULES, AnyRule, states_of, step_of, step_shards_
+from dslaunch.engine.optimizer_rules import (
+    WHOLE_TENSOR_RULES,
+    AnyRule,
+    splits_masters,
+    states_of,
+    step_of,
+    step_shards_,
+)
 from dslaunch.engine.param_groups import GroupPlan
 from dslaunch.engine.parameter_offload import ParameterOffload
 from dslaunch.engine.reducer import GradientReducer
@@ -215,8 +224,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Write the masters to the parameters, on all ranks, one bucket at a time. Collective."""
         self._finish_gathers()
         for bucket, state in zip(self.buckets, self.shards, strict=True):
-            if bucket.has_master:
-                bucket.param_shard.copy_(state.master)
+            state.master.publish()
             self.republish(bucket)
 
     def republish(self, bucket: Bucket) -> None:
@@ -329,8 +337,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 def _shard_of(bucket: Bucket) -> Shard:
     assert bucket.state is not None
-    out = bucket.param_shard if bucket.has_master else None
-    return Shard(bucket.state.master, tuple(bucket.state.states.values()), bucket.mean_grad, out)
+    master = bucket.state.master
+    return Shard(master.kept, tuple(bucket.state.states.values()), bucket.mean_grad, master.out)
 
 
 def _knows_late(rule: Rule, buckets: Sequence[Bucket], offload: Offload | None) -> bool:
@@ -341,16 +349,21 @@ def _knows_late(rule: Rule, buckets: Sequence[Bucket], offload: Offload | None) 
 
 def _new_state(bucket: Bucket, plan: GroupPlan) -> ShardState:
     """Fp32 parameters are their own masters where both are kept on the same side."""
-    master = own = bucket.param_shard
+    kept = own = bucket.param_shard
+    group = plan.groups[bucket.spec.group]
     on_host, fp32 = bucket.host is not None, own.dtype == torch.float32
     if on_host and not (bucket.is_kept_on_host and fp32):
-        master = host_empty(own.numel(), torch.float32).copy_(own.cpu())
+        kept = host_empty(own.numel(), torch.float32).copy_(own.cpu())
+    elif not (on_host or bucket.is_kept_on_host) and splits_masters(plan.rule, group, bucket.spec.dtype):
+        kept = torch.zeros_like(own, dtype=REST_DTYPE)
     elif not on_host and (bucket.is_kept_on_host or not fp32):
-        master = own.to(bucket.params.device, torch.float32)
-    starts = states_of(plan.rule, plan.name, plan.groups[bucket.spec.group])
-    new = _host_like if on_host else torch.empty_like
-    return ShardState(master, {name: new(master).fill_(start) for name, start in starts.items()}, starts)
+        kept = own.to(bucket.params.device, torch.float32)
+    starts = states_of(plan.rule, plan.name, group)
+    states = {name: _fp32_like(kept, on_host).fill_(start) for name, start in starts.items()}
+    return ShardState(Master(own, kept), states, starts)
 
 
-def _host_like(master: torch.Tensor) -> torch.Tensor:
-    return host_empty(master.numel(), master.dtype)
+def _fp32_like(kept: torch.Tensor, on_host: bool) -> torch.Tensor:
+    if on_host:
+        return host_empty(kept.numel(), torch.float32)
+    return torch.empty_like(kept, dtype=torch.float32)

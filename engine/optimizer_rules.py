@@ -53,6 +53,11 @@ def is_elementwise(rule: RuleName, group: Group) -> bool:
     return rule != "lamb" and not (rule == "muon" and group["use_muon"])
 
 
+def splits_masters(rule: RuleName, group: Group, dtype: str) -> bool:
+    """Whether masters of parameters of `dtype` are split where the group is stepped on its own device."""
+    return dtype == "bfloat16" and rule != "torch" and is_elementwise(rule, group)
+
+
 def step_of(rule: RuleName, name: str, group: Group, step: int) -> AnyRule:
     """Optimizer step `step` (from 1) with the group's hyperparameters as they are now."""
     match rule:

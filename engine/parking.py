@@ -75,5 +75,5 @@ def tensors_of(kind: str, buckets: list[Bucket]) -> Iterator[torch.Tensor]:
         elif bucket.state is not None and bucket.host is None:
             if kind == "optim_states":
                 yield from bucket.state.states.values()
-            elif kind == "hp_params" and bucket.has_master:
-                yield bucket.state.master
+            elif kind == "hp_params" and not bucket.state.master.is_param:
+                yield bucket.state.master.kept

@@ -18,7 +18,8 @@ from dslaunch.engine.config_values import EngineConfig, Stage3Config
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.lanes import lane_of
 from dslaunch.engine.layout import RESIDENT, Layout, ParamSpec, plan_layout
-from dslaunch.engine.param_groups import ParamGroup
+from dslaunch.engine.optimizer_rules import splits_masters
+from dslaunch.engine.param_groups import GroupPlan, ParamGroup
 from dslaunch.engine.sharded import (
     HostHome,
     ShardedBucket,
@@ -55,12 +56,12 @@ class Placement:
 @torch.no_grad()
 def place(
     model: torch.nn.Module,
-    groups: Sequence[ParamGroup],
+    plan: GroupPlan | None,
     settings: EngineConfig,
     world: World,
     device: torch.device,
 ) -> Placement:
-    """Cast, shard and move the model, with rank 0's values on every rank. Collective.
+    """Cast, shard and move the model, with rank 0's values on every rank; no `plan`: frozen. Collective.
 
     Floating parameters take the compute dtype, buffers keep theirs. EngineError where ranks have built
     different models, or parameters cannot be trained as they are.
@@ -68,7 +69,7 @@ def place(
     named = dict(model.named_parameters())
     _check_parameters(named, settings)
     _check_same_model(named, device)
-    group_of = _group_of(named, groups)
+    group_of = _group_of(named, [] if plan is None else plan.groups)
     stage = settings.zero.stage
     shards = world.size if stage >= 1 else 1
     host_home = host_home_of(settings, device)
@@ -82,7 +83,7 @@ def place(
         rules = UnitRules(leaf_rule(settings.zero.leaf_module), lambda param: numel[id(param)])
         units = find_units(model, rules)
     specs = _specs(named, group_of, _unit_of(named, units, settings.zero.stage3), settings)
-    trained, frozen = _build(specs, named, sharding, settings, device, host_home)
+    trained, frozen = _build(specs, named, sharding, settings, device, host_home, plan)
     _gather_what_init_sharded(named.values(), {id(p) for b in (*trained, *frozen) for p in b.members})
     _move_the_rest(model, named, settings, device)
     placement = Placement(sharding, trained, frozen, units)
@@ -108,16 +109,20 @@ def _build(
     settings: EngineConfig,
     device: torch.device,
     host_home: HostHome | None,
+    plan: GroupPlan | None,
 ) -> tuple[list[Bucket], list[ShardedBucket]]:
     cap = min(settings.zero.reduce_bucket_size, OVERLAP_BUCKET_NUMEL)
     grad_dtype = DTYPES[settings.grad_accum_dtype]
-    masters = host_home is None and not settings.zero.offload_optimizer.is_on
+    on_device = host_home is None and not settings.zero.offload_optimizer.is_on
     trained: list[Bucket] = []
     for spec in _plan([spec for spec in specs if spec.group != FROZEN], sharding, cap).buckets:
         members = [named[slot.name] for slot in spec.slots]
         if spec.unit == RESIDENT:
             trained.append(build_resident(spec, members, sharding, device, grad_dtype))
         else:
+            assert plan is not None
+            splits = splits_masters(plan.rule, plan.groups[spec.group], spec.dtype)
+            masters = on_device and not splits
             trained.append(build_sharded(spec, members, sharding, device, grad_dtype, host_home, masters))
         if settings.zero.offload_optimizer.is_on:
             trained[-1].free_grads()  # until the first backward

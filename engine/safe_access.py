@@ -1,6 +1,5 @@
 """Reading and writing what a parameter is trained with: its fp32 master, gradient and optimizer state.
 
-Legend: `S` elements of a rank's shard of a bucket.
 DeepSpeed's `safe_get_full_*` and friends. The full variants are collective, and return (or take) tensors of
 the parameter's own shape in fp32; the local ones see this rank's part, 1-D, possibly empty. All return None
 for parameters that are not trained. Gradients are there between the backward of the last micro step and
@@ -21,20 +20,19 @@ from dslaunch.engine.reducer import Reducer
 def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
     """The fp32 master. Collective."""
     home = _trained(param)
-    return None if home is None else _collect(home, _master(home))
+    return None if home is None else _collect(home, _local(home, "master"))
 
 
 def safe_set_full_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     """Set the master, and the parameter to it, rounded. Collective; every rank passes the same `value`."""
     home = _must_be_trained(param)
-    part = _scatter(home, _master(home), value)
-    _publish(home, part)
+    _set_master(home, _share_of(home, value))
 
 
 def safe_get_full_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
     """A state by its name, `exp_avg`. Collective."""
     home = _trained(param)
-    return None if home is None else _collect(home, _state(home, optim_state_key))
+    return None if home is None else _collect(home, _local(home, _known(home, optim_state_key)))
 
 
 def safe_set_full_optimizer_state(
@@ -42,7 +40,7 @@ def safe_set_full_optimizer_state(
 ) -> None:
     """Set a state; every rank passes the same `value`."""
     home = _must_be_trained(param)
-    _scatter(home, _state(home, optim_state_key), value)
+    _set_local(home, _known(home, optim_state_key), _share_of(home, value))
 
 
 def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
@@ -68,20 +66,19 @@ def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     home = _must_be_trained(param)
     optimizer = _optimizer(home)
     optimizer.reducer.finish()
-    _scatter(home, _edited_grad(home), value * optimizer.loss_scale)
+    _edited_grad(home).copy_(_share_of(home, value) * optimizer.loss_scale)
 
 
 def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
     """This rank's part of the fp32 master, 1-D."""
     home = _trained(param)
-    return None if home is None else _local(home, _master(home)).clone()
+    return None if home is None else _local(home, "master").clone()
 
 
 def safe_set_local_fp32_param(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     """Set this rank's part of the master, and the parameter's; collective below stage 3."""
     home = _must_be_trained(param)
-    _local(home, _master(home)).copy_(value.reshape(-1))
-    _publish(home, home.bucket.parts(home.index)[0])
+    _set_master(home, value.reshape(-1))
 
 
 def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
@@ -91,7 +88,7 @@ def safe_get_local_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
         return None
     optimizer = _optimizer(home)
     optimizer.reducer.finish()
-    return _local(home, _grad(home)).float() / optimizer.loss_scale
+    return _grad(home).float() / optimizer.loss_scale
 
 
 def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
@@ -99,13 +96,13 @@ def safe_set_local_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     home = _must_be_trained(param)
     optimizer = _optimizer(home)
     optimizer.reducer.finish()
-    _local(home, _edited_grad(home)).copy_(value.reshape(-1) * optimizer.loss_scale)
+    _edited_grad(home).copy_(value.reshape(-1) * optimizer.loss_scale)
 
 
 def safe_get_local_optimizer_state(param: torch.nn.Parameter, optim_state_key: str) -> torch.Tensor | None:
     """This rank's part of a state, 1-D."""
     home = _trained(param)
-    return None if home is None else _local(home, _state(home, optim_state_key)).clone()
+    return None if home is None else _local(home, _known(home, optim_state_key)).clone()
 
 
 def safe_set_local_optimizer_state(
@@ -113,7 +110,7 @@ def safe_set_local_optimizer_state(
 ) -> None:
     """Set this rank's part of a state."""
     home = _must_be_trained(param)
-    _local(home, _state(home, optim_state_key)).copy_(value.reshape(-1))
+    _set_local(home, _known(home, optim_state_key), value.reshape(-1))
 
 
 def _trained(param: torch.nn.Parameter) -> Home | None:
@@ -134,25 +131,40 @@ def _optimizer(home: Home) -> ShardedOptimizer:
     return optimizer
 
 
-def _master(home: Home) -> torch.Tensor:
+def _local(home: Home, kind: str) -> torch.Tensor:
+    """This rank's part of the master or a state, 1-D; it may be a view."""
     assert home.bucket.state is not None
-    return home.bucket.state.master
+    return home.bucket.state.read(kind, _part(home))
 
 
-def _state(home: Home, key: str) -> torch.Tensor:
+def _set_local(home: Home, kind: str, values: torch.Tensor) -> None:
+    assert home.bucket.state is not None
+    home.bucket.state.write(kind, values, _part(home))
+
+
+def _set_master(home: Home, values: torch.Tensor) -> None:
+    """Set this rank's part, and round it into the parameter's shard; whole parameters are gathered anew."""
+    _set_local(home, "master", values)
+    assert home.bucket.state is not None
+    home.bucket.state.master.publish(_part(home))
+    _optimizer(home).republish(home.bucket)
+
+
+def _known(home: Home, key: str) -> str:
     assert home.bucket.state is not None
     states = home.bucket.state.states
     if key not in states:
         raise EngineError(f"there is no optimizer state {key!r}", f"ask for {' or '.join(states) or 'none'}")
-    return states[key]
+    return key
 
 
 def _grad(home: Home) -> torch.Tensor:
-    return home.bucket.mean_grad
+    """This rank's part of the mean gradient, a view."""
+    return home.bucket.mean_grad[_part(home)]
 
 
 def _edited_grad(home: Home) -> torch.Tensor:
-    """The gradient, about to be written."""
+    """The same, about to be written."""
     optimizer = _optimizer(home)
     if optimizer.offload is not None and optimizer.offload.stepper.has_begun:
         raise EngineError(
@@ -161,44 +173,33 @@ def _edited_grad(home: Home) -> torch.Tensor:
         )
     if home.bucket.host is not None:
         home.bucket.host.edited = True
-    return home.bucket.mean_grad
+    return _grad(home)
 
 
-def _local(home: Home, flat: torch.Tensor) -> torch.Tensor:
-    """This rank's part of the parameter in `flat` [S], a view."""
-    return flat[home.bucket.parts(home.index)[0]]
+def _part(home: Home) -> slice:
+    """Where this rank's part of the parameter is in its shard of the bucket."""
+    return home.bucket.parts(home.index)[0]
 
 
 @torch.no_grad()
-def _collect(home: Home, flat: torch.Tensor) -> torch.Tensor:
-    """The whole parameter's elements out of every rank's `flat` [S], in the parameter's shape."""
-    part, of_member = home.bucket.parts(home.index)
+def _collect(home: Home, local: torch.Tensor) -> torch.Tensor:
+    """The whole parameter's elements out of every rank's part, in the parameter's shape."""
+    _, of_member = home.bucket.parts(home.index)
     whole = torch.zeros(home.shape.numel(), dtype=torch.float32, device=home.bucket.params.device)
-    whole[of_member] = flat[part].to(whole)
+    whole[of_member] = local.to(whole)
     if _is_sharded(home):
         collectives.all_reduce_sum(whole)
     return whole.view(home.shape)
 
 
-@torch.no_grad()
-def _scatter(home: Home, flat: torch.Tensor, value: torch.Tensor) -> slice:
-    """Write this rank's part of `value` into `flat` [S]; returns where."""
+def _share_of(home: Home, value: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a whole `value`, 1-D."""
     if value.shape != home.shape:
         raise EngineError(
             f"{home.name} has shape {tuple(home.shape)}, the value {tuple(value.shape)}",
             "pass a whole tensor",
         )
-    part, of_member = home.bucket.parts(home.index)
-    flat[part] = value.reshape(-1)[of_member].to(flat)
-    return part
-
-
-@torch.no_grad()
-def _publish(home: Home, part: slice) -> None:
-    """Round the master into the parameter's shard; whole parameters are gathered anew."""
-    bucket = home.bucket
-    bucket.param_shard[part] = _master(home)[part].to(bucket.param_shard)
-    _optimizer(home).republish(bucket)
+    return value.detach().reshape(-1)[home.bucket.parts(home.index)[1]]
 
 
 def _is_sharded(home: Home) -> bool:

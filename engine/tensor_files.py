@@ -10,8 +10,9 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,11 +55,12 @@ def dtype_named(name: str) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A tensor to be written that is made only then."""
+    """A tensor to be written that is made only then, in pieces that follow one another."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    make: Callable[[], torch.Tensor]
+    pieces: Callable[[], Iterable[torch.Tensor]]
+    is_cuda: bool = False
 
     def numel(self) -> int:
         """The number of elements."""
@@ -98,8 +100,8 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor | Deferred]) ->
 def _blocks(start: bytes, tensors: Mapping[str, torch.Tensor | Deferred]) -> Iterator[memoryview]:
     yield memoryview(start)
     staging: torch.Tensor | None = None
-    for tensor in tensors.values():
-        flat = as_bytes(tensor.make() if isinstance(tensor, Deferred) else tensor.detach())
+    for piece in chain.from_iterable(pieces_of(tensor) for tensor in tensors.values()):
+        flat = as_bytes(piece)
         if not flat.is_cuda:
             whole = _memory(flat)
             for at in range(0, len(whole), BLOCK_BYTES):
@@ -111,6 +113,11 @@ def _blocks(start: bytes, tensors: Mapping[str, torch.Tensor | Deferred]) -> Ite
             host = staging[: len(block)]
             host.copy_(block)
             yield _memory(host)
+
+
+def pieces_of(tensor: torch.Tensor | Deferred) -> Iterable[torch.Tensor]:
+    """What is to be written, made piece by piece where it is deferred."""
+    return tensor.pieces() if isinstance(tensor, Deferred) else (tensor.detach(),)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,7 @@ def _call(
         num_entries=len(words) // ENTRY_NUM_WORDS,
         grad_scale=scale,
         grad_dtype=DTYPE_CODES[batch.grad_dtype],
-        out_dtype=DTYPE_CODES[batch.param_dtype],
+        out_dtype=batch.out_code,
         num_threads=(num_threads or torch.get_num_threads()) if numel > _SERIAL_NUMEL else 1,
     )
     return call, entries

@@ -39,7 +39,7 @@ class CudaKernels:
             self._step_whole_tensors(rule, batch, grid, prepared)
             return
         name = kernel_name(rule, batch)
-        dtypes = f"{DTYPE_CODES[batch.grad_dtype]}_{DTYPE_CODES[batch.param_dtype]}"
+        dtypes = f"{DTYPE_CODES[batch.grad_dtype]}_{batch.out_code}"
         self._launch(
             name,
             f"{name}_{dtypes}",
@@ -89,7 +89,7 @@ class CudaKernels:
         self._launch(name, f"{name}_trust", grid.num_tensors, device, [grid.launch, scalars, in_graph, sizes])
         self._launch(
             name,
-            f"{name}_update_{DTYPE_CODES[batch.param_dtype]}",
+            f"{name}_update_{batch.out_code}",
             grid.num_blocks,
             device,
             [grid.launch, scalars, in_graph, sizes],

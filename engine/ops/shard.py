@@ -9,26 +9,36 @@ from typing import ClassVar, Protocol
 
 import torch
 
+from dslaunch.engine.ops.remainder import REST_DTYPE
+
 _STATE_DTYPES: tuple[set[torch.dtype], ...] = (set(), {torch.float32}, {torch.bfloat16})
 GRAD_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARAM_DTYPES = (torch.bfloat16, torch.float16)
 DTYPE_CODES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # DType of csrc/entry.h
+_SPLIT_CODE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One tensor, or one flat shard: [S], or of any one shape; all on one device."""
 
-    master: torch.Tensor  # fp32, updated
+    master: torch.Tensor  # fp32, updated; or int16: what it has beyond its bf16 `param` (see remainder.py)
     states: tuple[torch.Tensor, ...]  # fp32, or all bf16 and rounded at random (see stochastic.py); updated
     grad: torch.Tensor  # fp32, bf16 or fp16, read
     param: torch.Tensor | None  # bf16 or fp16, written with the rounded master; None where there is none
     start: int = 0  # of stochastic rounding: the first element's index,
     stream: int = 0  # and what it is an index into: the tensor, or the bucket that this is a part of
 
+    @property
+    def is_split(self) -> bool:
+        """Whether `param` is one half of the master, and is read too."""
+        return self.master.dtype == REST_DTYPE
+
     def is_plain(self) -> bool:
         """Whether a kernel, which sees pointers and a length, can step it: dense, all laid out alike."""
-        if self.master.dtype != torch.float32 or {state.dtype for state in self.states} not in _STATE_DTYPES:
+        if self.master.dtype not in (torch.float32, REST_DTYPE):
+            return False
+        if {state.dtype for state in self.states} not in _STATE_DTYPES:
             return False
         if self.grad.dtype not in GRAD_DTYPES:
             return False
@@ -52,6 +62,12 @@ class Batch:
     param_dtype: torch.dtype | None
     device: torch.device
     low_states: bool = False  # bf16, not fp32
+    is_split: bool = False  # masters are
+
+    @property
+    def out_code(self) -> int:
+        """What kernels write beside masters and states: a DType of csrc/entry.h."""
+        return _SPLIT_CODE if self.is_split else DTYPE_CODES[self.param_dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +126,7 @@ def batch_of(shards: Sequence[Shard]) -> Batch:
         None if first.param is None else first.param.dtype,
         first.master.device,
         bool(first.states) and first.states[0].dtype == torch.bfloat16,
+        first.is_split,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 import torch
 
-from dslaunch.engine.ops import backends, stochastic
+from dslaunch.engine.ops import backends, remainder, stochastic
 from dslaunch.engine.ops.shard import Control, Rule, Shard, batch_of
 
 _CPU_CHUNK_NUMEL = 1 << 18  # temporaries stay in cache
@@ -36,7 +36,10 @@ def step_batch_(rule: Rule, shards: Sequence[Shard], control: Control) -> None:
     backend = backends.of(shards[0].master.device)
     if not rule.low_states and any(state.dtype == torch.bfloat16 for state in shards[0].states):
         raise TypeError(f"{rule.kernel} expects states in fp32 but got bf16, which only AdamW rounds")
-    if backend is not None and all(shard.is_plain() for shard in shards):
+    # The kernels of whole-tensor rules know no split masters.
+    if backend is not None and all(
+        shard.is_plain() and not (shard.is_split and rule.whole_tensors) for shard in shards
+    ):
         backend.step(rule, batch_of(shards), control)
         return
     if control.counter is not None or control.lr is not None:
@@ -58,16 +61,34 @@ def reference_step(
         return
     for shard in shards:
         for part in _parts(rule, shard):
-            g = part.grad.to(part.master.dtype)
+            master = _joined(part)
+            g = part.grad.to(master.dtype)
             if grad_scale is not None:
                 g = g * grad_scale
             states = part.states
-            if rule.low_states and part.master.dtype == torch.float32:
+            if rule.low_states and master.dtype == torch.float32:
                 states = tuple(state.float() for state in states)  # the same tensors, where they are fp32
-            rule.reference(part.master, states, g)
+            rule.reference(master, states, g)
             _round_states(rule, part, states)
-            if part.param is not None:
-                part.param.copy_(part.master)
+            _keep(part, master)
+
+
+def _joined(shard: Shard) -> torch.Tensor:
+    if not shard.is_split:
+        return shard.master
+    assert shard.param is not None
+    return remainder.join(shard.param, shard.master)
+
+
+def _keep(shard: Shard, master: torch.Tensor) -> None:
+    if shard.param is None:
+        return
+    if shard.is_split:
+        remainder.split_(master, shard.param, shard.master)
+        return
+    if shard.param.dtype == torch.bfloat16 and master.dtype == torch.float32:
+        remainder.settle_ties_(master)
+    shard.param.copy_(master)
 
 
 class _Counted(Protocol):

@@ -388,7 +388,7 @@ def extra_memory(directory: str) -> tuple[int, int, int]:
     }
     engine = deepspeed.initialize(model=model, config=config)[0]
     assert engine.optimizer is not None
-    shard_bytes = sum(12 * state.master.numel() for state in engine.optimizer.shards)
+    shard_bytes = sum(12 * state.master.kept.numel() for state in engine.optimizer.shards)
     engine.save_checkpoint(directory, tag="warm")
     engine.load_checkpoint(directory, tag="warm")
     rises = []

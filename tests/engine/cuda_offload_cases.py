@@ -167,7 +167,9 @@ def train(engine: deepspeed.Engine, way: Way) -> list[torch.Tensor]:
             said.append(loss.item())
         said.append(engine.get_global_grad_norm() or 0.0)
     assert engine.optimizer is not None
-    states = [state.tensor(kind).cpu() for state in engine.optimizer.shards for kind in state.kinds]
+    states = [
+        state.read(kind, slice(None)).cpu() for state in engine.optimizer.shards for kind in state.kinds
+    ]
     return [torch.tensor(said), *states]
 
 

@@ -199,7 +199,7 @@ def full_state(engine: deepspeed.Engine, kind: str) -> dict[str, torch.Tensor]:
     assert optimizer is not None
     found: dict[str, torch.Tensor] = {}
     for bucket, state in zip(optimizer.buckets, optimizer.shards, strict=True):
-        own = state.tensor(kind).clone()
+        own = state.read(kind, slice(None)).clone()
         shards: list[torch.Tensor] = [own]
         if optimizer.sharding.num_shards > 1:
             shards = [torch.empty_like(own) for _ in range(engine.world_size)]

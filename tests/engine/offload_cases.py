@@ -303,7 +303,7 @@ def held(engine: deepspeed.Engine) -> int:
     total = 0
     for bucket in engine.optimizer.buckets:
         assert bucket.state is not None
-        kept = [] if bucket.host else [bucket.state.master, *bucket.state.states.values()]
+        kept = [] if bucket.host else [bucket.state.master.kept, *bucket.state.states.values()]
         shard = [] if getattr(bucket, "lane", None) else [bucket.param_shard]
         total += sum(tensor.untyped_storage().size() for tensor in (*kept, *shard))
     return total

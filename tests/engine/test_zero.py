@@ -76,12 +76,12 @@ def test_weights_are_consolidated(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(2, "access_cases", "weights_are_consolidated", str(tmp_path))
 
 
-# Bytes a parameter between steps, of N ranks, in bf16 with fp32 masters: parameters, gradients, states.
+# Bytes a parameter between steps, of N ranks, in bf16 with split fp32 masters: parameters, gradients, states.
 FORMULAS = {
-    0: lambda n: (2, 2, 12),
-    1: lambda n: (2, 2, 12 / n),
-    2: lambda n: (2, 2 / n, 12 / n),
-    3: lambda n: (0, 2 / n, 12 / n),  # parameters are cast from their masters
+    0: lambda n: (2, 2, 10),
+    1: lambda n: (2, 2, 10 / n),
+    2: lambda n: (2, 2 / n, 10 / n),
+    3: lambda n: (2 / n, 2 / n, 10 / n),
 }
 
 
@@ -102,12 +102,12 @@ def test_memory_is_what_zero_promises(ranks: RankPool, world: int, stage: int) -
         assert found["buffers"] == (2 * 2 * found["largest"] if stage >= 2 else 0)
 
 
-def test_one_rank_of_a_large_model_keeps_masters_only(ranks: RankPool) -> None:
+def test_one_rank_of_a_large_model_keeps_shards_only(ranks: RankPool) -> None:
     [found] = ranks.run(1, "zero_cases", "live_bytes", 3, False, 1000)
     assert isinstance(found, dict)
-    assert found["params"] + found["members"] == 2 * found["resident"]
+    assert found["params"] + found["members"] <= 1.05 * 2 * found["numel"]
     assert found["grads"] <= 1.05 * 2 * found["numel"]
-    assert found["states"] <= 1.05 * 12 * found["numel"]
+    assert found["states"] <= 1.05 * 10 * found["numel"]
     assert found["buffers"] == found["leaves"] == found["idle"] == 0
     ranks.run(1, "zero_cases", "one_rank_gathers_what_is_large")
 

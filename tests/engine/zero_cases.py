@@ -122,7 +122,7 @@ def live_bytes(stage: int, accumulate_in_fp32: bool, max_live: int = 10**9) -> d
     found = {
         "numel": sum(slot.numel for bucket in buckets for slot in bucket.spec.slots),
         "padded": sum(bucket.spec.numel for bucket in buckets),
-        "states": sum(count(s.master, *s.states.values()) for s in optimizer.shards),
+        "states": sum(count(s.master.kept, *s.states.values()) for s in optimizer.shards),
         "params": sum(count(bucket.params, bucket.param_shard) for bucket in buckets),
         "members": sum(count(param.data) for bucket in buckets for param in bucket.members),
         "grads": sum(count(bucket.grads, bucket.grad_shard) for bucket in buckets),

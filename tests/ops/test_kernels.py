@@ -13,7 +13,9 @@ import pytest
 import torch
 from rule_cases import GRADS, LOW, LR, RULES, Data
 
+from dslaunch.engine.ops.remainder import join, settle_ties_, split_
 from dslaunch.engine.ops.sgd import SgdStep
+from dslaunch.engine.ops.shard import Shard
 from dslaunch.engine.ops.step import reference_step, step_
 
 NUM_STEPS = 100
@@ -102,6 +104,67 @@ def test_how_a_shard_is_cut_changes_no_bit(name: str, device: torch.device, seed
             piece = type(shard)(shard.master[cut], states, shard.grad[cut], shard.param[cut])
             step_(RULES[name](step), [piece])
     assert torch.equal(whole.shards[0].master, parts.shards[0].master), seed
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name != "lamb"])
+@pytest.mark.parametrize("device", ["baseline", "avx2", "avx512", "best", "cuda"], indirect=True)
+def test_split_masters_are_whole_ones_bit_by_bit(name: str, device: torch.device, seed: int) -> None:
+    for grad in GRADS:
+        told = f"seed {seed}, {grad}"
+        torch.manual_seed(seed)
+        data = Data(RULES[name](1), SIZES, (grad, torch.bfloat16), device, seed % 4)
+        for shard in data.shards:
+            master = shard.master.bfloat16().float()
+            shard.master.copy_(master)
+            assert shard.param is not None
+            shard.param.copy_(master)
+        split = [split_twin(shard, seed % 3) for shard in data.shards]
+        for step in range(1, 21):
+            data.new_gradients()
+            step_(RULES[name](step), data.shards)
+            step_(RULES[name](step), split)
+        for shard, twin in zip(data.shards, split, strict=True):
+            assert shard.param is not None
+            assert twin.param is not None
+            assert torch.equal(shard.param, twin.param), told
+            assert bits_equal(shard.master, join(twin.param, twin.master)), told
+            for state, twin_state in zip(shard.states, twin.states, strict=True):
+                assert bits_equal(state, twin_state), told
+
+
+def test_ties_are_settled_where_parameters_are_bf16(device: torch.device) -> None:
+    """Steps that move nothing, on all 2^17 patterns above an even bf16 number."""
+    patterns = (torch.arange(1 << 17, dtype=torch.int32) + 0x3F800000).view(torch.float32).to(device)
+    ties = (patterns.view(torch.int32) & 0x1FFFF) == 0x8000
+    for step in (step_, reference_step):
+        for low in (torch.bfloat16, torch.float16):
+            shard = Data(RULES["sgd"](1), (patterns.numel(),), (torch.float32, low), device).shards[0]
+            shard.master.copy_(patterns)
+            step(SgdStep(0.0, 0.0), [shard])
+            moved = patterns.view(torch.int32) - shard.master.view(torch.int32)
+            assert torch.equal(moved, ties.int() if low == torch.bfloat16 else torch.zeros_like(moved))
+            assert shard.param is not None
+            assert torch.equal(shard.param, patterns.to(low))
+        param = torch.empty_like(patterns, dtype=torch.bfloat16)
+        rest = torch.empty_like(patterns, dtype=torch.int16)
+        split_(patterns, param, rest)
+        step(SgdStep(0.0, 0.0), [Shard(rest, (), torch.zeros_like(patterns), param)])
+        settled = patterns.clone()
+        settle_ties_(settled)
+        assert bits_equal(join(param, rest), settled)
+
+
+def split_twin(shard: Shard, offset: int) -> Shard:
+    """The same values with the master in two halves, one of them `offset` elements into its memory."""
+    assert shard.param is not None
+    rest = torch.zeros(shard.master.numel() + offset, dtype=torch.int16, device=shard.master.device)[offset:]
+    param = torch.empty_like(shard.param)
+    split_(shard.master, param, rest)
+    return Shard(rest, tuple(state.clone() for state in shard.states), shard.grad, param)
+
+
+def bits_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return torch.equal(first.contiguous().view(torch.int32), second.contiguous().view(torch.int32))
 
 
 @pytest.mark.parametrize("name", RULES)

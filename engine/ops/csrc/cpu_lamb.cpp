@@ -34,8 +34,7 @@ FORMULA void lamb_update(const Entry& e, int64_t i, float step_size, const Lamb:
   Vec theta = load_as<Vec>(e.master + i);
   const Vec m = load_as<Vec>(e.state1 + i), v = load_as<Vec>(e.state2 + i);
   theta = theta - step_size * Lamb::direction(theta, m, v, s);
-  store(e.master + i, theta);
-  store_out<Out, false>(e.out, i, theta);
+  store_master<Out, false>(e, i, theta);
 }
 
 // Calls body(entry, i, num) for every vector of [i, end), the last one on a copy that is written back.
@@ -87,6 +86,7 @@ inline float lamb_trust(const Call& call, const Entry& e, const Lamb::Scalars& s
 }
 
 struct TwoPasses {
+  static constexpr bool can_split = false;
   template <class Grad, class Out>
   static void run(const Call& call) {
     const Lamb::Scalars s = *static_cast<const Lamb::Scalars*>(call.scalars);

@@ -11,6 +11,7 @@ FORMULA double squares_of(Vec x) {
 }
 
 struct SumOfSquares {
+  static constexpr bool can_split = false;
   template <class Grad, class Out>
   static void run(const Call& call) {
     using Element = typename Grad::Element;

@@ -20,7 +20,9 @@ constexpr int kLanes = 4;
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t Bits __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t Half __attribute__((vector_size(kLanes * 2)));  // bf16 or fp16
+typedef int16_t Rest __attribute__((vector_size(kLanes * 2)));
 
 template <class T, class P>
 FORMULA T load_as(const P* from) {
@@ -64,6 +66,18 @@ FORMULA Half narrow_bf16(Vec x) {
 FORMULA Half narrow_bf16_at_random(Vec x, Bits random) {
   const Bits bits = (Bits)x;
   return __builtin_convertvector(x == x ? (bits + random) >> 16 : (bits >> 16) | 0x40, Half);
+}
+
+// See remainder.py: a master from its bf16 parameter and the rest, the rest, and masters that have one.
+FORMULA Vec join_master(Half param, Half rest) {
+  return (Vec)((Bits)widen_bf16(param) + (Bits) __builtin_convertvector((Rest)rest, Ints));
+}
+FORMULA Half rest_of(Vec master, Half param) {
+  return __builtin_convertvector((Bits)master - (Bits)widen_bf16(param), Half);
+}
+FORMULA Vec off_tie(Vec master) {
+  const Bits bits = (Bits)master;
+  return (Vec)(bits + (Bits)((bits & 0x1FFFF) == 0x8000));  // true is -1
 }
 
 #if defined(__AVX512F__)

@@ -27,3 +27,15 @@ FORMULA uint16_t narrow_fp16(float x) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
   return h;
 }
+
+// See remainder.py: a master from its bf16 parameter and the rest, the rest, and masters that have one.
+FORMULA float join_master(uint16_t param, uint16_t rest) {
+  return __uint_as_float((uint32_t(param) << 16) + uint32_t(int32_t(int16_t(rest))));
+}
+FORMULA uint16_t rest_of(float master, uint16_t param) {
+  return uint16_t(__float_as_uint(master) - (uint32_t(param) << 16));
+}
+FORMULA float off_tie(float master) {
+  const uint32_t bits = __float_as_uint(master);
+  return __uint_as_float(bits - uint32_t((bits & 0x1FFFF) == 0x8000));
+}

@@ -67,10 +67,19 @@ struct Float16 {
 struct None {
   static FORMULA uint16_t narrow(float) { return 0; }
 };
+struct SplitBFloat16 : BFloat16 {};
 template <class Out>
 constexpr bool writes = true;
 template <>
 constexpr bool writes<None> = false;
+template <class Out>
+constexpr bool splits = false;
+template <>
+constexpr bool splits<SplitBFloat16> = true;
+template <class Out>
+constexpr bool is_bf16 = splits<Out>;
+template <>
+constexpr bool is_bf16<BFloat16> = true;
 
 // A thread's four elements of one stream.
 struct Four {
@@ -134,6 +143,45 @@ FORMULA void store_out(const Place& p, const Four& four) {
     for (int i = 0; i < kPerThread; i++)
       if (i < p.num) to[i] = Out::narrow(four.x[i]);
   }
+}
+
+template <class Out>
+FORMULA Four load_master(const Place& p) {
+  if (!splits<Out>) return load_floats(p.entry.master, p);
+  const uint16_t* param = static_cast<const uint16_t*>(p.entry.out) + p.first;
+  const uint16_t* rest = reinterpret_cast<const uint16_t*>(p.entry.master) + p.first;
+  Four four = {};
+  if (p.whole) {
+    const ushort4 high = *reinterpret_cast<const ushort4*>(param);
+    const ushort4 low = *reinterpret_cast<const ushort4*>(rest);
+    four = {join_master(high.x, low.x), join_master(high.y, low.y), join_master(high.z, low.z),
+            join_master(high.w, low.w)};
+  } else {
+    for (int i = 0; i < kPerThread; i++)
+      if (i < p.num) four.x[i] = join_master(param[i], rest[i]);
+  }
+  return four;
+}
+
+// The master, and the parameter rounded from it.
+template <class Out>
+FORMULA void store_master(const Place& p, Four theta) {
+  if (is_bf16<Out>)
+    for (int i = 0; i < kPerThread; i++) theta.x[i] = off_tie(theta.x[i]);
+  if (!splits<Out>) {
+    store_floats(p.entry.master, p, theta);
+  } else {
+    uint16_t* to = reinterpret_cast<uint16_t*>(p.entry.master) + p.first;
+    uint16_t rest[kPerThread];
+    for (int i = 0; i < kPerThread; i++) rest[i] = rest_of(theta.x[i], narrow_bf16(theta.x[i]));
+    if (p.whole) {
+      *reinterpret_cast<ushort4*>(to) = make_ushort4(rest[0], rest[1], rest[2], rest[3]);
+    } else {
+      for (int i = 0; i < kPerThread; i++)
+        if (i < p.num) to[i] = rest[i];
+    }
+  }
+  store_out<Out>(p, theta);
 }
 
 // Sums over the block, the same whatever the timing; valid in thread 0.

@@ -52,16 +52,15 @@ FORMULA void step_elements(const Launch& launch, const typename Rule::Scalars& h
   const auto load = [&](bool whole) {
     place.whole = whole;
     g = load_grad<Grad>(place, 1.0f);
-    theta = load_floats(e.master, place);
+    theta = load_master<Out>(place);
     if (Rule::num_states > 0) state1 = load_state<Rule>(e.state1, place);
     if (Rule::num_states > 1) state2 = load_state<Rule>(e.state2, place);
   };
   const typename Rule::Scalars s = device ? *device : host;
   const auto store = [&](bool whole) {
     place.whole = whole;
-    store_floats(e.master, place, theta);
+    store_master<Out>(place, theta);
     store_states<Rule>(place, state1, state2, s);
-    store_out<Out>(place, theta);
   };
   const bool whole = place.whole;
   if (whole)
@@ -85,16 +84,19 @@ FORMULA void step_elements(const Launch& launch, const typename Rule::Scalars& h
   }
 
 // name_GRAD_OUT with the codes of DType.
-#define STEP_KERNELS(name, Rule)                    \
-  STEP_KERNEL(name##_1_0, Rule, Float32, None)      \
-  STEP_KERNEL(name##_1_2, Rule, Float32, BFloat16)  \
-  STEP_KERNEL(name##_1_3, Rule, Float32, Float16)   \
-  STEP_KERNEL(name##_2_0, Rule, BFloat16, None)     \
-  STEP_KERNEL(name##_2_2, Rule, BFloat16, BFloat16) \
-  STEP_KERNEL(name##_2_3, Rule, BFloat16, Float16)  \
-  STEP_KERNEL(name##_3_0, Rule, Float16, None)      \
-  STEP_KERNEL(name##_3_2, Rule, Float16, BFloat16)  \
-  STEP_KERNEL(name##_3_3, Rule, Float16, Float16)
+#define STEP_KERNELS(name, Rule)                         \
+  STEP_KERNEL(name##_1_0, Rule, Float32, None)           \
+  STEP_KERNEL(name##_1_2, Rule, Float32, BFloat16)       \
+  STEP_KERNEL(name##_1_3, Rule, Float32, Float16)        \
+  STEP_KERNEL(name##_1_4, Rule, Float32, SplitBFloat16)  \
+  STEP_KERNEL(name##_2_0, Rule, BFloat16, None)          \
+  STEP_KERNEL(name##_2_2, Rule, BFloat16, BFloat16)      \
+  STEP_KERNEL(name##_2_3, Rule, BFloat16, Float16)       \
+  STEP_KERNEL(name##_2_4, Rule, BFloat16, SplitBFloat16) \
+  STEP_KERNEL(name##_3_0, Rule, Float16, None)           \
+  STEP_KERNEL(name##_3_2, Rule, Float16, BFloat16)       \
+  STEP_KERNEL(name##_3_3, Rule, Float16, Float16)        \
+  STEP_KERNEL(name##_3_4, Rule, Float16, SplitBFloat16)
 
 // Scalars for steps that a CUDA graph replays: computed on the GPU from a step counter and a learning rate
 // that live there. `counter` counts the applied steps, and this one too where `advance` is not 0; null: the

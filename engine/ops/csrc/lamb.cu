@@ -74,8 +74,7 @@ FORMULA void lamb_update(const Launch& launch, const Lamb::Scalars& host, const 
   const Four m = load_floats(e.state1, place), v = load_floats(e.state2, place);
   for (int i = 0; i < kPerThread; i++)
     theta.x[i] -= step_size * Lamb::direction(theta.x[i], m.x[i], v.x[i], s);
-  store_floats(e.master, place, theta);
-  store_out<Out>(place, theta);
+  store_master<Out>(place, theta);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads)
