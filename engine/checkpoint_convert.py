@@ -10,6 +10,7 @@ import io
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -68,10 +69,8 @@ def _native_tensors(source: Source, manifest: Manifest, index: int) -> Iterator[
             low += piece.numel
     for name, whole in manifest.whole.items():
         if whole.file == index:
-            make = Deferred(
-                dtype_named(whole.dtype), whole.shape, lambda name=name: [read_whole(source, name)]
-            )  # type: ignore[misc]
-            yield manifests.whole_tensor(name), make
+            pieces = partial(map, partial(read_whole, source), [name])
+            yield manifests.whole_tensor(name), Deferred(dtype_named(whole.dtype), whole.shape, pieces)
 
 
 def _part(source: Source, name: str, kind: str, low: int, numel: int, dtype: torch.dtype) -> Deferred:

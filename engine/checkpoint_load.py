@@ -189,7 +189,7 @@ def _load_split_masters(optimizer: ShardedOptimizer, found: Found, ranks: Ranks)
 
 
 def _restored(bucket: Bucket, manifest: Manifest) -> Iterator[tuple[str, slice, int]]:
-    """Of members whose states are in the checkpoint: stored name, part of the shard, its start in the member."""
+    """Of members whose states are in the checkpoint: stored name, part of the shard, its first element."""
     for index, slot in enumerate(bucket.spec.slots):
         name = stored_name(manifest, slot.name)
         if name is not None and has_states(manifest, bucket, slot.name):

@@ -75,8 +75,8 @@ class EngineWeights:
         """Free the device's memory of an engine that is idle, until `reload_states`.
 
         `include` is some of optim_states, hp_params (masters), lp_params, lp_grads and
-        contiguous_grad_buffer; default: all. Without lp_params, forwards still run; at stage 3 masters are
-        the parameters' shards and go with those. `non_blocking` has no effect.
+        contiguous_grad_buffer; default: all. Without lp_params, forwards still run; masters are half of
+        the parameters, or at stage 3 their shards, and go with those. `non_blocking` has no effect.
         """
         if getattr(device, "value", device) != "cpu":
             raise EngineError(f"offload_states(device={device!r}) is not supported", 'pass device="cpu"')

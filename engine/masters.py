@@ -23,7 +23,7 @@ _ALL = slice(None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Master:
-    """What is kept of a shard's master; `param` is the shard of the parameters, on whichever side it lives."""
+    """What is kept of a shard's master; `param` is the parameters' shard, on whichever side it lives."""
 
     param: torch.Tensor  # [S] compute dtype, or fp32
     kept: torch.Tensor  # [S] fp32: the master; int16: what it has beyond `param`

@@ -6,7 +6,8 @@ empties its storage, gathering fills it again. Autograd may have saved views of 
 they see the new values, and hold no memory meanwhile. A released member's own `.data` is a tensor of shape
 [0], so that whoever touches it gets an error and not freed memory. Allocation, use and release all happen on
 the compute stream, and the collective's stream waits for what was enqueued before it: no record_stream.
-A trained bucket's shard is its fp32 master, of which a gather casts a copy: nothing is kept twice.
+A trained bucket's shard is in the compute dtype, one half of its master; a whole master is the shard itself,
+of which a gather casts a copy. Nothing is kept twice.
 Shards that are offloaded live in pinned memory of the host and come by a lane of their own.
 """
 
