@@ -26,6 +26,7 @@ from dslaunch.engine.checkpoint_source import (
     stored_name,
     weight_fills,
 )
+from dslaunch.engine.masters import PIECE_NUMEL
 from dslaunch.engine.optimizer import ShardedOptimizer
 from dslaunch.engine.ranks import Ranks
 from dslaunch.engine.zero import GatheredParameters
@@ -170,22 +171,28 @@ def _state_fills(optimizer: ShardedOptimizer, found: Found) -> list[Fill]:
 
 
 def _load_split_masters(optimizer: ShardedOptimizer, found: Found, ranks: Ranks) -> None:
-    """Those that are not in memory as files have them: read one bucket at a time. Collective."""
+    """Those that are not in memory as files have them: read piece by piece, or where other ranks have to send
+    something bucket by bucket. Collective.
+    """
     manifest = found.source.manifest
     for bucket in optimizer.buckets:
         assert bucket.state is not None
         master = bucket.state.master
         if not master.is_split:
             continue
-        fills: list[Fill] = []
-        arrived: list[tuple[slice, torch.Tensor]] = []
-        for name, part, start in _restored(bucket, manifest):
-            values = torch.empty_like(master.kept[part], dtype=torch.float32)
-            fills += fills_of(manifest, name, "master", start, values)
-            arrived.append((part, values))
-        carry_out(found, ranks, fills)
-        for part, values in arrived:
-            master.write(values, part)
+        pieces = [
+            (name, slice(low, min(low + PIECE_NUMEL, part.stop)), start + low - part.start)
+            for name, part, start in _restored(bucket, manifest)
+            for low in range(part.start, part.stop, PIECE_NUMEL)
+        ]
+        for batch in [[piece] for piece in pieces] if found.everywhere else [pieces]:
+            arrived = [torch.empty_like(master.kept[piece], dtype=torch.float32) for _, piece, _ in batch]
+            fills: list[Fill] = []
+            for (name, _, start), values in zip(batch, arrived, strict=True):
+                fills += fills_of(manifest, name, "master", start, values)
+            carry_out(found, ranks, fills)
+            for (_, piece, _), values in zip(batch, arrived, strict=True):
+                master.write(values, piece)
 
 
 def _restored(bucket: Bucket, manifest: Manifest) -> Iterator[tuple[str, slice, int]]:

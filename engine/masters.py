@@ -17,7 +17,7 @@ import torch
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.ops import remainder
 
-PIECE_NUMEL = 1 << 20  # 4 MiB in fp32
+PIECE_NUMEL = 1 << 19  # 2 MiB in fp32
 _ALL = slice(None)
 
 

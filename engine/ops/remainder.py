@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 
 REST_DTYPE = torch.int16
-_CHUNK_NUMEL = 1 << 20  # temporaries of a few such chunks, however large a shard is
+_CHUNK_NUMEL = 1 << 18  # temporaries of a few such chunks, however large a shard is
 _TIE_ABOVE_EVEN, _TIE_MASK = 0x8000, 0x1FFFF
 
 
