@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks import peers
 from benchmarks.process_tree import BenchmarkError
 from benchmarks.ranks import PAYLOAD, ROOT
+from dslaunch.runner_backends.group import bound_to_us
 
 TIMEOUT_S = 540.0
 _LAST_WORDS = 3000
@@ -46,8 +47,9 @@ def found_by(where: Where, world: int, script: str, arguments: Sequence[str]) ->
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "found.json")
         options = [*where.options, "--num_gpus", str(world), "--quiet"]
+        argv = (peers.DSLAUNCH, *options, str(PAYLOAD / script), *arguments, "--out", str(out))
         done = subprocess.run(
-            [peers.DSLAUNCH, *options, str(PAYLOAD / script), *arguments, "--out", str(out)],
+            bound_to_us(argv),
             env=where.environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -82,9 +84,9 @@ def drill(where: Where, world: int, kind: str, options: Sequence[str]) -> Drille
     """Let rank 1 crash or stay away. BenchmarkError where the command does not end."""
     with tempfile.TemporaryDirectory() as folder:
         note, run = Path(folder, "note"), Path(folder, "run")
-        argv = [peers.DSLAUNCH, *where.options, "--num_gpus", str(world), "--run_dir", str(run), *options]
+        argv = (peers.DSLAUNCH, *where.options, "--num_gpus", str(world), "--run_dir", str(run), *options)
         started = subprocess.Popen(
-            [*argv, str(PAYLOAD / "drill_rank.py"), kind, str(note)],
+            bound_to_us((*argv, str(PAYLOAD / "drill_rank.py"), kind, str(note))),
             env=where.environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -21,6 +21,7 @@ from rich.table import Column, Table
 
 from benchmarks import figures
 from benchmarks.ranks import PAYLOAD, ROOT
+from dslaunch.runner_backends.group import bound_to_us
 
 SHAPE = "24,2048,16,32768,1024,8"  # 1.34 billion parameters, as in `scripts/bench engine`
 SUBJECTS = "limit,offload,offload-late,offload-eager,offload-eager-late,offload-half,offload-params"
@@ -84,7 +85,7 @@ def outcome(run: Run) -> dict[str, object]:
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(figures.free_port()), "WORLD_SIZE": str(world)}
     started = [
         subprocess.Popen(
-            command,
+            bound_to_us(tuple(command)),
             env={**common, "RANK": str(rank), "LOCAL_RANK": "0", "NCCL_HOSTID": f"host{rank}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

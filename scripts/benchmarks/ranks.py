@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks import figures
 from benchmarks.process_tree import BenchmarkError
+from dslaunch.runner_backends.group import bound_to_us
 
 ROOT = Path(__file__).parents[2]
 PAYLOAD = ROOT / "scripts/benchmarks/payload"
@@ -34,7 +35,7 @@ def measure_ranks(world: int, script: str, arguments: Sequence[str], devices: st
     }
     started = [
         subprocess.Popen(
-            [sys.executable, str(PAYLOAD / script), *arguments],
+            bound_to_us((sys.executable, str(PAYLOAD / script), *arguments)),
             env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

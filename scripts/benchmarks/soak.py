@@ -20,6 +20,7 @@ from benchmarks import figures, peers
 from benchmarks.hosts import Cluster, cluster_prefix, why_impossible
 from benchmarks.marked import MARKER, Marked, parent
 from benchmarks.process_tree import BenchmarkError, process_tree, pss_bytes
+from dslaunch.runner_backends.group import bound_to_us
 
 _PAYLOADS = Path(__file__).parent / "payload"
 _DSLAUNCH = (peers.DSLAUNCH, "--master_port", str(20_000 + os.getpid() % 9_000))
@@ -97,7 +98,13 @@ class _Soak:
         sights = []
         for i in range(1, number + 1):
             figures.progress(f"launch {i} of {number}")
-            subprocess.run(argv, env=self._environ, stdout=subprocess.DEVNULL, check=True, timeout=120)
+            subprocess.run(
+                bound_to_us(tuple(argv)),
+                env=self._environ,
+                stdout=subprocess.DEVNULL,
+                check=True,
+                timeout=120,
+            )
             if i in (max(1, number // 10), number):
                 sights.append(self._left(i, marked, cluster))
         return sights
@@ -136,7 +143,11 @@ class _Soak:
     def _watched(self, argv: Sequence[str], word: bytes, number: int, *, with_agents: bool) -> list[Sight]:
         """After a tenth of the work, and at its end: `word` is said `number` times."""
         process = subprocess.Popen(
-            argv, env=self._environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            bound_to_us(tuple(argv)),
+            env=self._environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         counter = _Counter(process, word)
         sights: list[Sight] = []
