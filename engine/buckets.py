@@ -35,7 +35,7 @@ class ShardState:
     """The optimizer state of one bucket on this rank."""
 
     master: Master
-    states: dict[str, torch.Tensor]  # [S] fp32 each, by name: exp_avg, ...; which ones, the rule decides
+    states: dict[str, torch.Tensor]  # [S] each, by name: exp_avg, ...; which ones, the rule decides
     starts: dict[str, float]  # what each of them starts from
 
     @property
@@ -44,7 +44,7 @@ class ShardState:
         return ("master", *self.states)
 
     def read(self, kind: str, part: slice) -> torch.Tensor:
-        """Elements of the master, or of the state of that name, in fp32; a view where they lie so."""
+        """Elements of the master in fp32, or of the state of that name as kept; a view where they lie so."""
         return self.master.values(part) if kind == "master" else self.states[kind][part]
 
     @torch.no_grad()

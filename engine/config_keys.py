@@ -140,7 +140,7 @@ BF16: Mapping[str, Answer] = {
     "check_grad_overflow": Honoured("flag", "leave out steps whose gradient norm is inf or nan", True, True),
     "immediate_grad_update": NoEffect("gradients are always accumulated at once", quiet=(False, True)),
     "bf16_master_weights_and_grads": Refused("masters are always kept in fp32"),
-    "bf16_optimizer_states": Refused("moments are always kept in fp32"),
+    "bf16_optimizer_states": Refused("write bf16 as optimizer.params.moment_dtype instead"),
     **dict.fromkeys(
         sorted(set(FP16) - {"enabled", "auto_cast", "fp16_master_weights_and_grads"}), _LOSS_SCALE
     ),

@@ -64,6 +64,7 @@ RULE_PARAMS: Mapping[Rule, Mapping[str, Honoured]] = {
         "weight_decay": _DECAY,
         "bias_correction": _flag(True, "divide the moments by 1 - beta^t"),
         "adam_w_mode": _flag(True, "decoupled weight decay"),
+        "moment_dtype": Honoured("text", "of both moments, fp32 or bf16: dslaunch's own", "fp32"),
     },
     "adagrad": {
         "lr": _number(1e-2, "learning rate"),
@@ -124,6 +125,7 @@ _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("onebitadam", "zerooneadam", "onebitlamb"), "DeepSpeed itself has removed it"),
     **dict.fromkeys(("muadam", "muadamw", "musgd"), "mup is not supported"),
 }
+MOMENT_DTYPES = ("fp32", "bf16")
 # These choose an implementation, and the engine has one.
 _IMPLEMENTATION = frozenset(
     {"torch_adam", "fused", "foreach", "set_grad_none", "fp32_optimizer_states", "capturable"}
@@ -140,6 +142,13 @@ def optimizer_spec(config: OptimizerConfig) -> OptimizerSpec:
     # "AdamW" is decoupled whatever adam_w_mode says; "Adam" is AdamW too unless told otherwise.
     if name == "AdamW":
         found["adam_w_mode"] = True
+    if rule == "adam" and found["moment_dtype"] not in MOMENT_DTYPES:
+        path = "optimizer.params.moment_dtype"
+        raise ConfigError(
+            f"{path} expects {' or '.join(MOMENT_DTYPES)} but got {found['moment_dtype']!r}",
+            "write bf16",
+            path,
+        )
     if rule == "muon":
         _settle_muon(config.params, found)
     if rule == "sgd" and found["nesterov"] and (not found["momentum"] or found["dampening"]):
@@ -184,6 +193,12 @@ def _take(rule: Rule, name: str, key: str, value: object, found: dict[str, objec
     answers = RULE_PARAMS[rule]
     if value == "auto":
         raise auto_value(path)
+    if key == "moment_dtype" and key not in answers:
+        raise ConfigError(
+            f"{path} is refused: only AdamW keeps moments in another dtype, not {name}",
+            "remove the key",
+            path,
+        )
     if key == "max_grad_norm":
         raise ConfigError(
             f"{path} is refused: clipping is not the optimizer's", "set gradient_clipping", path

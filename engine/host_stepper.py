@@ -131,7 +131,8 @@ class HostStepper:
         low = shard.dtype != master.dtype
         buffer = None if bucket.is_kept_on_host else self._next_buffer(shard.dtype)
         out = shard if buffer is None else buffer.memory[: shard.numel()]
-        stepped = Shard(master, tuple(state.states.values()), host.grad, out if low else None)
+        states, number = tuple(state.states.values()), bucket.spec.index
+        stepped = Shard(master, states, host.grad, out if low else None, bucket.own.start, number)
         step_shards_(job.rule, [stepped], job.grad_scale, num_threads=self._num_threads)
         if buffer is None:
             return None

@@ -104,7 +104,10 @@ def _memory(config: EngineConfig, num_ranks: int, num_params: int) -> MemoryTabl
     spec = None if config.optimizer is None else optimizer_spec(config.optimizer)
     num_states = NUM_STATES["adam"] if spec is None else _num_states(spec)
     splits = config.dtype == "bf16" and (spec is None or spec.rule in SPLITTING_RULES)
-    states = ModelStates(num_params, config.dtype, config.grad_accum_dtype, num_states, splits)
+    low = spec is not None and spec.hyperparameters.get("moment_dtype") == "bf16"
+    states = ModelStates(
+        num_params, config.dtype, config.grad_accum_dtype, num_states, splits, 2 if low else 4
+    )
     optimizer = "two optimizer states" if spec is None else spec.name
     words = f"{config.dtype}, gradients in {config.grad_accum_dtype}, {optimizer}"
     return MemoryTable(

@@ -1,8 +1,8 @@
 """What a rank's model states take, by ZeRO stage. Arithmetic only, no torch.
 
 Legend: `P` parameters, `W` ranks. A parameter takes p bytes in the compute dtype, g as a gradient, and o in
-the optimizer: 4 for each state, and for the fp32 master 4, or 2 where bf16 parameters are its other half, or
-nothing where parameters are fp32 themselves.
+the optimizer: 4 for each state (2 in bf16), and for the fp32 master 4, or 2 where bf16 parameters are its
+other half, or nothing where parameters are fp32 themselves.
 
   stage 0: P (p + g + o)              stage 2: P p + P (g + o) / W
   stage 1: P (p + g) + P o / W        stage 3: P (p + g + o) / W, less P p / W where masters of 4 bytes are
@@ -38,13 +38,14 @@ _LARGEST_BUCKET_NUMEL = 1 << 25  # the engine's own, which reduce_bucket_size on
 
 @dataclass(frozen=True, slots=True)
 class ModelStates:
-    """What is to be kept: P parameters, their dtypes, and how many fp32 states the optimizer has of each."""
+    """What is to be kept: P parameters, their dtypes, and how many states the optimizer has of each."""
 
     num_params: int
     dtype: DtypeName
     grad_dtype: DtypeName
     num_optimizer_states: int
     splits_masters: bool = False
+    bytes_of_state: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def estimate(states: ModelStates, num_ranks: int, zero: ZeroConfig) -> list[Stag
     params = states.num_params * _NUM_BYTES[states.dtype]
     grads = states.num_params * _NUM_BYTES[states.grad_dtype]
     master = 0 if states.dtype == "fp32" else 2 if states.splits_masters else 4
-    optimizer = states.num_params * (master + 4 * states.num_optimizer_states)
+    optimizer = states.num_params * (master + states.bytes_of_state * states.num_optimizer_states)
     stages = [
         StageMemory(
             stage,
@@ -94,7 +95,7 @@ def _offloaded(on_device: StageMemory, states: ModelStates, num_ranks: int, zero
     """
     ratio = zero.offload_optimizer.ratio
     moved = math.ceil(_share(states.num_params, num_ranks) * ratio)
-    host = moved * (4 + 4 * states.num_optimizer_states + _NUM_BYTES[states.grad_dtype])
+    host = moved * (4 + states.bytes_of_state * states.num_optimizer_states + _NUM_BYTES[states.grad_dtype])
     bucket = min(zero.reduce_bucket_size, _LARGEST_BUCKET_NUMEL, states.num_params)
     host += 2 * _share(bucket, num_ranks) * _NUM_BYTES[states.dtype]
     leaving = math.ceil(on_device.grads_bytes * ratio)

@@ -37,6 +37,7 @@ from dslaunch.engine.optimizer_rules import (
     WHOLE_TENSOR_RULES,
     AnyRule,
     splits_masters,
+    state_dtype,
     states_of,
     step_of,
     step_shards_,
@@ -337,8 +338,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 def _shard_of(bucket: Bucket) -> Shard:
     assert bucket.state is not None
-    master = bucket.state.master
-    return Shard(master.kept, tuple(bucket.state.states.values()), bucket.mean_grad, master.out)
+    master, states = bucket.state.master, tuple(bucket.state.states.values())
+    return Shard(master.kept, states, bucket.mean_grad, master.out, bucket.own.start, bucket.spec.index)
 
 
 def _knows_late(rule: Rule, buckets: Sequence[Bucket], offload: Offload | None) -> bool:
@@ -358,12 +359,11 @@ def _new_state(bucket: Bucket, plan: GroupPlan) -> ShardState:
         kept = torch.zeros_like(own, dtype=REST_DTYPE)
     elif not on_host and (bucket.is_kept_on_host or not fp32):
         kept = own.to(bucket.params.device, torch.float32)
-    starts = states_of(plan.rule, plan.name, group)
-    states = {name: _fp32_like(kept, on_host).fill_(start) for name, start in starts.items()}
+    starts, dtype = states_of(plan.rule, plan.name, group), state_dtype(group)
+    states = {name: _new(kept, dtype, on_host).fill_(start) for name, start in starts.items()}
     return ShardState(Master(own, kept), states, starts)
 
 
-def _fp32_like(kept: torch.Tensor, on_host: bool) -> torch.Tensor:
-    if on_host:
-        return host_empty(kept.numel(), torch.float32)
-    return torch.empty_like(kept, dtype=torch.float32)
+def _new(kept: torch.Tensor, dtype: torch.dtype, on_host: bool) -> torch.Tensor:
+    """As many elements as `kept` has."""
+    return host_empty(kept.numel(), dtype) if on_host else torch.empty_like(kept, dtype=dtype)

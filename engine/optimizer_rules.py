@@ -29,7 +29,7 @@ WHOLE_TENSOR_RULES = (LambRule, MuonRule)
 
 
 def states_of(rule: RuleName, name: str, group: Group) -> dict[str, float]:
-    """The states a shard of the group has beside its master, each [S] fp32, and the value each starts from.
+    """The states a shard of the group has beside its master, each [S], and the value each starts from.
 
     `name` is the optimizer's, which only rule "torch" asks for.
     """
@@ -46,6 +46,11 @@ def states_of(rule: RuleName, name: str, group: Group) -> dict[str, float]:
             return {"momentum_buffer": 0.0} if group["momentum"] else {}
         case "torch":
             return dict.fromkeys(torch_states(name, group), 0.0)
+
+
+def state_dtype(group: Group) -> torch.dtype:
+    """What states of the group are kept in."""
+    return cast(torch.dtype, group.get("moment_dtype", torch.float32))
 
 
 def is_elementwise(rule: RuleName, group: Group) -> bool:

@@ -75,7 +75,20 @@ def plan_groups(
     for group in groups:
         for name, value in defaults.items():
             group.setdefault(name, value)
+        if spec.rule == "adam":
+            group["moment_dtype"] = _moment_dtype(group["moment_dtype"])
     return GroupPlan(groups, None, spec.rule, spec.name)
+
+
+def _moment_dtype(value: object) -> torch.dtype:
+    """From a config's name, or as it is: the memory's layout, which no checkpoint changes."""
+    dtypes: dict[object, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    dtype = dtypes.get(value, value)
+    if dtype not in dtypes.values():
+        raise EngineError(
+            f"a parameter group's moment_dtype expects fp32 or bf16 but got {value!r}", "write bf16"
+        )
+    return cast(torch.dtype, dtype)
 
 
 def _muon_halves(

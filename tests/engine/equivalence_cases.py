@@ -38,6 +38,7 @@ class Case:
     zero: dict[str, object] = field(default_factory=dict)
     grad_accum: str | None = None
     check_overflow: bool = True  # of bf16
+    moments: str = "fp32"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -154,7 +155,7 @@ def config_of(case: Case, world: int) -> dict[str, object]:
         "log_level": "error",
     }
     if not case.client:
-        params = {"adam_w_mode": case.adam_w, "torch_adam": True}
+        params = {"adam_w_mode": case.adam_w, "torch_adam": True, "moment_dtype": case.moments}
         config["optimizer"] = {"type": "Adam", "params": params}
     if case.grad_accum is not None:
         config["data_types"] = {"grad_accum_dtype": case.grad_accum}
@@ -199,7 +200,7 @@ def full_state(engine: deepspeed.Engine, kind: str) -> dict[str, torch.Tensor]:
     assert optimizer is not None
     found: dict[str, torch.Tensor] = {}
     for bucket, state in zip(optimizer.buckets, optimizer.shards, strict=True):
-        own = state.read(kind, slice(None)).clone()
+        own = state.read(kind, slice(None)).float().clone()
         shards: list[torch.Tensor] = [own]
         if optimizer.sharding.num_shards > 1:
             shards = [torch.empty_like(own) for _ in range(engine.world_size)]

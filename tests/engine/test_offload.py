@@ -62,6 +62,17 @@ CASES = [
     Case("no-overlap-1", 1, True, clipping=0.5, zero={**BUCKETS, **OPTIMIZER, "overlap_comm": False}),
     Case("no-overlap-3", 3, True, clipping=0.5, zero={**BUCKETS, **BOTH, "overlap_comm": False}),
     Case("fp32-accumulation", 2, True, accumulation=3, grad_accum="fp32", zero={**BUCKETS, **OPTIMIZER}),
+    *(
+        Case(
+            f"stage{stage}-low-moments",
+            stage,
+            True,
+            clipping=0.5,
+            zero={**BUCKETS, **OPTIMIZER},
+            moments="bf16",
+        )
+        for stage in (1, 3)
+    ),
     Case("direct", 1, True, accumulation=3, direct=True, model=KINDS, zero={**BUCKETS, **OPTIMIZER}),
 ]
 LATE = [case for case in CASES if case.name in ("stage1-bf16-acc1-clip", "stage2-eager-acc3", "stage1-half")]

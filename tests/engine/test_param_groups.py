@@ -31,6 +31,7 @@ def test_defaults_are_deepspeeds() -> None:
         "weight_decay": 0.0,
         "bias_correction": True,
         "adam_w_mode": True,
+        "moment_dtype": torch.float32,  # our own
     }
 
 
