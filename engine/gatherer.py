@@ -2,8 +2,9 @@
 
 Legend: `P` elements of a bucket.
 Each unit has two hooks around its forward and one on what it returns, which runs before its backward; the
-buckets behind them are gathered in the recorded order, as far ahead as the limits allow. A trained bucket is
-released in backward when its last gradient has arrived, a frozen one when the unit's inputs have theirs.
+buckets behind them are gathered in the recorded order, as far ahead as the limits allow, but nothing for
+backward before it begins: activations are at their height then. A trained bucket is released in backward
+when its last gradient has arrived, a frozen one when the unit's inputs have theirs.
 Parameters that a forward reads of another module (a tied head, an embedding's weight taken as a tensor) are
 gathered when they are read and stay until the pass is over.
 """
@@ -163,7 +164,7 @@ class Gatherer:
     def _need(self, numbers: Sequence[int], where: str) -> None:
         """Gather these buckets, start on those that come next."""
         for number in numbers:
-            self.order.step(number, where)
+            self.order.step(number, where, _in_backward())
             self._start(number)
         self._prefetch()
         trains = torch.is_grad_enabled()
@@ -174,7 +175,7 @@ class Gatherer:
 
     def _prefetch(self) -> None:
         ahead = 0
-        for number in self.order.ahead():
+        for number in self.order.ahead_of_turn():
             if number in self._live:
                 continue
             numel = self.buckets[number].spec.numel

@@ -97,6 +97,22 @@ def gathered_ahead_in_the_recorded_order() -> None:
     assert waiting == [True] * 3
 
 
+def nothing_is_gathered_for_backward_while_activations_are_whole() -> None:
+    """Between forward and backward, where memory is at its peak; what was just used and is used next stays."""
+    engine = engine_of(Model())
+    train(engine, 1)
+    for step in (1, 2):
+        loss = engine(batch(step))
+        gathered = [
+            name
+            for name, param in engine.module.blocks.named_parameters()  # type: ignore[union-attr,operator]
+            if not param.ds_persist and param.ds_status is not ZeroParamStatus.NOT_AVAILABLE
+        ]
+        assert gathered == []
+        engine.backward(loss)
+        engine.step()
+
+
 def evaluation_and_generation() -> None:
     torch.manual_seed(5)
     engine = engine_of(Model())

@@ -81,19 +81,31 @@ def test_the_order_is_expected_once_it_has_been_recorded() -> None:
     for _ in range(2):
         order.begin("train")
         for bucket in (0, 1, 1, 0):
-            order.step(bucket, f"m{bucket}")
+            order.step(bucket, f"m{bucket}", False)
     assert asked == ["m0", "m1", "m1", "m0"]  # the second pass asks nobody
     order.begin("train")
     assert list(order.ahead()) == [0, 1, 1, 0]
-    order.step(0, "m0")
+    order.step(0, "m0", False)
     assert list(order.ahead()) == [1, 1, 0]
-    order.step(2, "m2")
+    order.step(2, "m2", False)
     assert list(order.ahead()) == []
-    order.step(1, "m1")
+    order.step(1, "m1", False)
     assert asked[4:] == ["m2", "m1"]
     order.begin("eval")
     order.begin("train")
     assert list(order.ahead()) == [0, 2, 1]
+
+
+def test_what_backward_needs_is_not_ahead_of_its_forward() -> None:
+    order = GatherOrder(lambda _: None)
+    steps = ((0, False), (1, False), (2, False), (2, True), (1, True), (0, True))
+    for _ in range(2):
+        order.begin("train")
+        seen = []
+        for bucket, backward in steps:
+            order.step(bucket, "", backward)
+            seen.append(list(order.ahead_of_turn()))
+    assert seen == [[1, 2], [2], [], [1, 0], [0], []]
 
 
 def test_a_disagreement_is_an_error_of_the_step() -> None:
@@ -103,4 +115,4 @@ def test_a_disagreement_is_an_error_of_the_step() -> None:
     order = GatherOrder(disagree)
     order.begin(None)
     with pytest.raises(RuntimeError, match="m3"):
-        order.step(3, "m3")
+        order.step(3, "m3", False)

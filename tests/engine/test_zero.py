@@ -47,6 +47,7 @@ def test_on_one_rank_and_on_two(
         ("gather_cases", "the_same_module_twice_in_a_forward", ()),
         ("gather_cases", "only_a_few_blocks_are_gathered_at_a_time", ()),
         ("gather_cases", "gathered_ahead_in_the_recorded_order", ()),
+        ("gather_cases", "nothing_is_gathered_for_backward_while_activations_are_whole", ()),
         ("gather_cases", "evaluation_and_generation", ()),
         ("gather_cases", "a_model_without_an_optimizer_is_sharded_too", ()),
         ("gather_cases", "ranks_that_part_are_told", ()),
