@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
+import secrets
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,6 +16,7 @@ from dslaunch.runner_backends.command import GroupCommand, SessionEnd
 from dslaunch.runner_backends.demultiplex import Demultiplexer, Sorted
 from dslaunch.runner_backends.errors import BackendError
 from dslaunch.runner_backends.farewell import FAREWELL
+from dslaunch.runner_backends.leftovers import VARIABLE, kill_leftovers
 from dslaunch.runner_backends.output import OutputBuffer
 from dslaunch.runner_backends.programs import find_tool
 from dslaunch.runner_backends.tail import TAIL_BYTES, Tail
@@ -58,7 +58,7 @@ class _Tool(Child):
         super().__init__()
         self.find_complaint: Callable[[bytes], Complaint | None] = lambda line: None
         self.complain: Callable[[Complaint], None] = lambda complaint: None
-        self.kills_group = False
+        self.mark = ""
         self._stderr_rest = b""
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
@@ -69,12 +69,10 @@ class _Tool(Child):
                 if complaint is not None:
                     self.complain(complaint)
 
-    def kill(self) -> None:
-        """SIGKILL the tool, and what it has started here where it `kills_group`."""
-        if self.kills_group and self._transport is not None and self._transport.get_returncode() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._transport.get_pid(), signal.SIGKILL)
-        super().kill()
+    def process_exited(self) -> None:
+        super().process_exited()
+        if self.mark:
+            kill_leftovers(self.mark)
 
 
 class _DeafTool(_Tool):
@@ -189,8 +187,8 @@ class ToolBackend(ABC):
     name: str
     index_word: str
 
-    kills_group = False
-    """Whether killing the tool has to kill what it started here; srun's own child tells Slurm of its end."""
+    leaves_processes = False
+    """Whether what it started here may outlive it, and is killed; srun's child tells Slurm of its end."""
 
     def __init__(self, close_timeout_s: float = 10.0) -> None:
         self._children = Children(close_timeout_s)
@@ -232,10 +230,12 @@ class ToolBackend(ABC):
         argv = self.tool_argv(command)
         find_tool(argv[0])
         kind, argv_here = (_Tool, argv) if self.passes_eof else (_DeafTool, bound_to_us(argv))
-        child = await self._children.start(kind, argv_here, argv[0], self.tool_environment(command))
+        mark = secrets.token_hex(8) if self.leaves_processes else ""
+        environment = {**self.tool_environment(command), **({VARIABLE: mark} if mark else {})}
+        child = await self._children.start(kind, argv_here, argv[0], environment)
         group = ToolGroup(child, self.demultiplexer(command), len(command.hosts))
         child.find_complaint, child.complain = self.complaints(command), group.take
-        child.kills_group = self.kills_group
+        child.mark = mark
         self._groups.add(group)
         group.when_over(self._groups.discard)
         if command.stdin:

@@ -38,7 +38,7 @@ class PdshBackend(ToolBackend):
     name = "pdsh"
     index_word = "%n"
     has_stdin = False
-    kills_group = True
+    leaves_processes = True
     passes_eof = False
 
     def __init__(
