@@ -21,7 +21,7 @@ from dslaunch.launcher.report import Log, particulars, report
 from dslaunch.launcher.run_folder import RunFolder
 from dslaunch.launcher.streams import Lines, RankStreams
 from dslaunch.launcher.supervise import Action, AgentClosed, Begin, Finish, FromAgent, Input, Signal, Stop
-from dslaunch.launcher.verdict import Cause, Interrupted, JobHung, Verdict
+from dslaunch.launcher.verdict import Cause, Interrupted, JobHung, Verdict, grace_after
 from dslaunch.launcher.whereabouts import Whereabouts
 
 _PROGRESS_AFTER_S = 1.0
@@ -138,7 +138,8 @@ class Display:
                 self._whereabouts.ask_again()
                 now = time.monotonic()
                 self._progress_at = now + _PROGRESS_AFTER_S
-                self._kill_at = now + self._plan.launched[0].grace_s
+                node = self._plan.launched[0]
+                self._kill_at = now + grace_after(cause, node.grace_s, node.lease_s)
                 if isinstance(cause, Interrupted):
                     self._say("stopping; press Ctrl-C again to kill")
             case Finish(verdict):

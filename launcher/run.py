@@ -19,10 +19,18 @@ from dslaunch.launcher.fleet import Fleet
 from dslaunch.launcher.hang_guard import HangGuard
 from dslaunch.launcher.hang_limit import HangLimit
 from dslaunch.launcher.master import MasterError, settle
-from dslaunch.launcher.node_plan import orphan_grace_s
 from dslaunch.launcher.plan import LaunchPlan, Resolved, make_plan
 from dslaunch.launcher.supervise import Begin, Deadline, Finish, FromAgent, Input, Job, Signal, Stop, step
-from dslaunch.launcher.verdict import Cause, Interrupted, JobHung, NodeLost, PeerEnded, RankFailed, Verdict
+from dslaunch.launcher.verdict import (
+    Cause,
+    Interrupted,
+    JobHung,
+    NodeLost,
+    PeerEnded,
+    RankFailed,
+    Verdict,
+    grace_after,
+)
 from dslaunch.launcher.whereabouts import Whereabouts
 
 if TYPE_CHECKING:  # what links nodes by hand is slow to load, and rarely needed
@@ -160,9 +168,8 @@ class Run:
 
     def _stop(self, cause: Cause, number: int) -> None:
         """End every rank; where it is not the user who ends it, after a look at where they are."""
-        grace_s = self._resolved.request.grace_s
-        if isinstance(cause, PeerEnded) and cause.is_cut_off:
-            grace_s = min(grace_s, orphan_grace_s(self._resolved.request.lease_s))
+        request = self._resolved.request
+        grace_s = grace_after(cause, request.grace_s, request.lease_s)
         census_s = wire.CENSUS_S if self._asks_before(cause) else 0.0
         self._at(census_s + grace_s + _GOODBYE_S, Deadline.STOP)
         self._fleet.stop(wire.Stop(number, grace_s, census_s), has_begun=self._has_begun)

@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from dslaunch.launcher.errors import EXIT_HUNG, EXIT_LAUNCH_FAILED, EXIT_NODE_LOST, EXIT_PREEMPTED
+from dslaunch.launcher.node_plan import orphan_grace_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,13 @@ class Verdict:
         if self.cause is None:
             return EXIT_NODE_LOST if self.silent_nodes else 0
         return exit_code(self.cause)
+
+
+def grace_after(cause: Cause, grace_s: float, lease_s: float) -> float:
+    """What ranks get to heed SIGTERM: the user's grace, or what a host that is cut off can afford."""
+    if isinstance(cause, PeerEnded) and cause.is_cut_off:
+        return min(grace_s, orphan_grace_s(lease_s))
+    return grace_s
 
 
 def exit_code(cause: Cause) -> int:

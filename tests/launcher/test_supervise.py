@@ -24,10 +24,12 @@ from dslaunch.launcher.verdict import (
     Interrupted,
     LaunchFailed,
     NodeLost,
+    PeerEnded,
     Preempted,
     RankEnd,
     RankFailed,
     Verdict,
+    grace_after,
 )
 
 RANKS = {0: (0, 1), 1: (2, 3)}
@@ -250,3 +252,12 @@ def test_what_is_known_stays_known_and_nothing_follows_a_finish(
     run.add(*after)
     assert {rank: run.job.ends[rank] for rank in known} == known
     assert not was_finished or len(run.actions) == num_actions
+
+
+def test_only_a_host_that_is_cut_off_cuts_the_grace_short() -> None:
+    lost = PeerEnded(111, ("host a was lost",))
+    assert grace_after(lost, 30, 15) == 30
+    assert grace_after(NodeLost(1, "gone"), 30, 15) == 30
+    cut_off = PeerEnded(111, ("host a was lost",), is_cut_off=True)
+    assert grace_after(cut_off, 30, 15) == 2.5
+    assert grace_after(cut_off, 1, 15) == 1
