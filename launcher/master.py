@@ -61,7 +61,8 @@ def settle(resolved: Resolved, ready: Mapping[int, Ready], reached: Mapping[int,
     interface = _common_interface(addr, first, reached)
     if not first.port_in_use and (resolved.attempt == 0 or resolved.request.master_port is not None):
         return Meeting(Master(addr, assumed.port), interface)
-    if resolved.request.master_port is not None or resolved.own_node is not None:
+    others_count_on_it = resolved.own_node is not None and len(resolved.topology) > 1
+    if resolved.request.master_port is not None or others_count_on_it:
         raise MasterError(
             f"port {assumed.port} is in use", "choose another with --master_port, or end who holds it"
         )

@@ -113,7 +113,8 @@ def test_another_attempt_takes_another_port() -> None:
 
 
 def test_a_busy_default_port_gives_way_to_a_free_one() -> None:
-    assert settle(resolved(1), {0: ready(port_in_use=True)}, {}).master == Master("127.0.0.1", 40001)
+    for alone in (resolved(1), resolved(1, own_node=0)):
+        assert settle(alone, {0: ready(port_in_use=True)}, {}).master == Master("127.0.0.1", 40001)
 
 
 @pytest.mark.parametrize(
