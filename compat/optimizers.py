@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from dslaunch.engine.ops import optimizers
 from dslaunch.engine.ops.fused_optimizer import Params
 from dslaunch.engine.ops.optimizers import FusedAdagrad, FusedAdamW
@@ -56,6 +58,7 @@ class DeepSpeedCPUAdam(FusedAdamW):
             *(model_params, lr, betas, eps, weight_decay),
             adam_w_mode=adamw_mode,
             bias_correction=bias_correction,
+            moment_dtype=torch.float32 if fp32_optimizer_states else torch.bfloat16,
         )
         self.adam_w_mode = self.adamw_mode = adamw_mode
         self.fp32_optimizer_states = fp32_optimizer_states

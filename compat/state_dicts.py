@@ -1,8 +1,8 @@
-"""Tensors inside dicts, lists and tuples."""
+"""Tensors inside dicts, lists and tuples, and groups of parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,14 @@ def move_to_device(
 ) -> Any:
     """`item` with every tensor that `criterion_func` accepts on `device`."""
     return _mapped(item, lambda tensor: tensor.to(device) if criterion_func(tensor) else tensor)
+
+
+def as_groups(
+    param_groups: Mapping[str, Any] | Sequence[Mapping[str, Any]], max_group_size: int | None = None
+) -> list[dict[str, Any]]:
+    """The groups as a list: none is split, for no parameter belongs to experts that ranks share out."""
+    groups = [param_groups] if isinstance(param_groups, Mapping) else param_groups
+    return [dict(group) for group in groups]
 
 
 def _mapped(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

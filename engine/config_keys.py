@@ -53,6 +53,9 @@ def _idle(why: str, names: str) -> dict[str, Answer]:
 
 
 _LOSS_SCALE = NoEffect("bf16 needs no loss scale: these are keys of fp16", warn=True)
+_FP32_MASTERS = NoEffect(
+    "masters are kept in fp32, which takes 2 bytes a parameter more", quiet=(False, None), warn=True
+)
 _REMOVED = NoEffect("DeepSpeed itself has removed it", quiet=(False, None))
 _REMOVED_FEATURE = Feature(NoEffect("DeepSpeed itself has removed it", warn=True))
 _NOT_YET = "it is not supported yet"
@@ -129,7 +132,7 @@ ZERO: Mapping[str, Answer] = {
 
 FP16: Mapping[str, Answer] = {
     **settings_of(Fp16Config),
-    "fp16_master_weights_and_grads": Refused("masters are always kept in fp32"),
+    "fp16_master_weights_and_grads": _FP32_MASTERS,
     **_idle("it is Apex's, which DeepSpeed has removed", "fp16_opt_level opt_level"),
 }
 
@@ -139,13 +142,13 @@ BF16: Mapping[str, Answer] = {
     ),
     "check_grad_overflow": Honoured("flag", "leave out steps whose gradient norm is inf or nan", True, True),
     "immediate_grad_update": NoEffect("gradients are always accumulated at once", quiet=(False, True)),
-    "bf16_master_weights_and_grads": Refused("masters are always kept in fp32"),
+    "bf16_master_weights_and_grads": _FP32_MASTERS,
     "bf16_optimizer_states": Refused("write bf16 as optimizer.params.moment_dtype instead"),
     **dict.fromkeys(
         sorted(set(FP16) - {"enabled", "auto_cast", "fp16_master_weights_and_grads"}), _LOSS_SCALE
     ),
     "auto_cast": Refused("inputs are not cast; cast them in the script"),
-    "fp16_master_weights_and_grads": Refused("masters are always kept in fp32"),
+    "fp16_master_weights_and_grads": _FP32_MASTERS,
 }
 
 TOP: Mapping[str, Answer] = {
@@ -215,8 +218,11 @@ TOP: Mapping[str, Answer] = {
     ),
     "checkpoint": Section(
         {
-            "tag_validation": NoEffect(
-                "ranks must always agree on the tag", quiet=("Warn", "warn", "WARN", "Fail", "fail", "FAIL")
+            "tag_validation": Honoured(
+                "text",
+                "Warn, Ignore or Fail: ranks that save under different tags are an error with all of them",
+                "Warn",
+                choices=("Warn", "Ignore", "Fail"),
             ),
             "async": Honoured(
                 "flag", "copy the state and write it in the background while training goes on", False, True

@@ -32,24 +32,24 @@ def compute_dtype(reading: Reading) -> DtypeName:
 
 
 def grad_accum_dtype(reading: Reading, dtype: DtypeName) -> DtypeName:
-    """The dtype of the gradient buffers, beside parameters of `dtype`; gradients travel in it, too."""
+    """The dtype of the gradient buffers, beside parameters of `dtype`; gradients travel in it, too.
+
+    That is fp32 where the two are different 16-bit ones, or fp32 parameters are to have 16-bit gradients.
+    """
     path = "data_types.grad_accum_dtype"
     named, travel = _dtype_name(reading, path), _dtype_name(reading, "communication_data_type")
     if named is not None and named not in (dtype, "fp32"):
-        raise ConfigError(f"{path}: {named} is not supported with {dtype} parameters", "write fp32", path)
+        reading.warn(path, f"beside {dtype} parameters gradients are accumulated in fp32")
+        return "fp32"
     return named or ("fp32" if travel == "fp32" else dtype)
 
 
 def check_communication(reading: Reading, accumulation: DtypeName) -> None:
-    """ConfigError unless gradients are to travel in their accumulation dtype."""
+    """A warning unless gradients are to travel in their accumulation dtype, in which they do."""
     path = "communication_data_type"
     named = _dtype_name(reading, path)
     if named not in (None, accumulation):
-        raise ConfigError(
-            f"{path}: {named} is refused: gradients travel in their accumulation dtype",
-            f"remove it ({accumulation} is used), or set data_types.grad_accum_dtype",
-            path,
-        )
+        reading.warn(path, f"gradients travel in what they are accumulated in, {accumulation}")
 
 
 def autocast(reading: Reading) -> AutocastConfig:

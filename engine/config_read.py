@@ -57,6 +57,10 @@ class Reading:
     alarming: dict[str, list[str]] = field(default_factory=dict)  # likewise, to be warned of
     defaulted: list[str] = field(default_factory=list)  # paths with "auto"
 
+    def warn(self, path: str, why: str) -> None:
+        """The key at `path` is accepted without effect, which will surprise."""
+        self.alarming.setdefault(why, []).append(path)
+
     def get(self, path: str, kind: type[T], default: T) -> T:
         """The value at `path`, already type-checked by the walk, or `default` where the key is absent."""
         return cast(T, self.values.get(path, default))
@@ -149,8 +153,10 @@ def _answer(path: str, value: object, answer: Answer, reading: Reading, top: Map
                 reading.values[path] = _honoured(path, value, answer)
         case NoEffect(why, quiet, warn):
             if value != "auto" and not _is_one_of(value, quiet):
-                reasons = reading.alarming if warn else reading.no_effect
-                reasons.setdefault(why, []).append(path)
+                if warn:
+                    reading.warn(path, why)
+                else:
+                    reading.no_effect.setdefault(why, []).append(path)
         case Refused(why, off, hint):
             if value != "auto" and not _is_one_of(value, off):
                 raise ConfigError(f"{path}: {value!r} is refused: {why}", hint, path)

@@ -37,8 +37,13 @@ def init_distributed(
     some are set. `auto_mpi_discovery`, `distributed_port`, `verbose` and `config` are DeepSpeed's and have
     no effect here. DEEPSPEED_TIMEOUT (minutes) is the timeout of collectives where `timeout` is not given.
     """
-    if dist.is_initialized() or dist_init_required is False:
+    if dist.is_initialized():
         return
+    if dist_init_required is False:
+        raise EngineError(
+            "dist_init_required is false, but torch.distributed is not initialized",
+            "call torch.distributed.init_process_group first, or leave dist_init_required out",
+        )
     backend = dist_backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     atexit.register(_leave)
     limit = timeout if timeout is not None else _timeout_of(os.environ)

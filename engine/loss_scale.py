@@ -31,7 +31,7 @@ class LossScaler:
     """
 
     def __init__(self, config: Fp16Config) -> None:
-        self._config = config
+        self.config = config
         self.dynamic = config.loss_scale == 0
         scale = 2.0**config.initial_scale_power if self.dynamic else float(config.loss_scale)
         self.state = LossScaleState(scale, config.hysteresis)
@@ -72,7 +72,7 @@ class LossScaler:
             )
 
     def _overflow(self) -> str:
-        state, config = self.state, self._config
+        state, config = self.state, self.config
         start = f"[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {state.scale:g}, "
         state.last_overflow = state.num_steps
         if config.hysteresis > 1 and state.hysteresis_left > 1:
@@ -91,7 +91,7 @@ class LossScaler:
         return f"{start}reducing to {state.scale:g}"
 
     def _good(self) -> None:
-        state, config = self.state, self._config
+        state, config = self.state, self.config
         if config.consecutive_hysteresis:
             state.hysteresis_left = config.hysteresis
         stable = state.num_steps - state.last_overflow - 1

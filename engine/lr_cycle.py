@@ -56,7 +56,8 @@ class OneCycle(Schedule):
     The cycle is linear: min + (max - min) * s with s from 0 up to 1 and down to 0. After it, for interval
     k = steps since / decay_step_size: min / (1 + decay_lr_rate * k). Momentum (the first beta) goes the
     other way round, max - (max - min) * s, and then max * (1 + decay_mom_rate * k). As in DeepSpeed the
-    first optimizer step runs with `cycle_min_mom`, and the second beta is 0.99.
+    first optimizer step runs with `cycle_min_mom`, and the second beta is 0.99. A stair count above 0 cuts
+    its half of the cycle into so many steps of equal height, each of them flat.
     """
 
     def __init__(
@@ -80,6 +81,10 @@ class OneCycle(Schedule):
         self.min_lr, self.max_lr = float(cycle_min_lr), float(cycle_max_lr)
         self.first_size = cycle_first_step_size
         self.total_size = cycle_first_step_size + (cycle_second_step_size or cycle_first_step_size)
+        self.first_stair_count = cycle_first_stair_count
+        self.second_stair_count = (
+            cycle_first_stair_count if cycle_second_stair_count is None else cycle_second_stair_count
+        )
         self.decay_step_size = decay_step_size
         self.decay_lr_rate, self.decay_mom_rate = decay_lr_rate, decay_mom_rate
         self.min_mom, self.max_mom = cycle_min_mom, cycle_max_mom
@@ -125,10 +130,15 @@ class OneCycle(Schedule):
         """How far up the cycle is, from 0 to 1."""
         done = (self.last_batch_iteration + 1) % self.total_size
         if done <= self.first_size:
-            return done / self.first_size
-        return (self.total_size - done) / (self.total_size - self.first_size)
+            return _stair(done, self.first_size, self.first_stair_count)
+        return _stair(self.total_size - done, self.total_size - self.first_size, self.second_stair_count)
 
     def _num_decays(self) -> float:
         if self.decay_step_size == 0:
             return 0.0
         return (self.last_batch_iteration - self.total_size + 1) / self.decay_step_size
+
+
+def _stair(done: int, size: int, num_stairs: int) -> float:
+    """`done / size`, rounded down to a multiple of 1 / num_stairs where there are stairs."""
+    return done / size if num_stairs <= 0 else done * num_stairs // size / num_stairs

@@ -36,7 +36,7 @@ class Schedule:
         raise NotImplementedError
 
     def get_last_lr(self) -> list[float]:
-        """The rates the last `step()` set; AssertionError before the first one."""
+        """The rates that were set last; AssertionError before any were."""
         assert self._last_lr is not None, "need to call step() first"
         return self._last_lr
 
@@ -45,8 +45,7 @@ class Schedule:
         if batch_iteration is None:
             batch_iteration = self.last_batch_iteration + 1
         self.last_batch_iteration = batch_iteration
-        self._last_lr = self.get_lr()
-        self._set(self._last_lr)
+        self._set(self.get_lr())
 
     def state_dict(self) -> dict[str, object]:
         """The iteration; everything else is configuration."""
@@ -59,5 +58,10 @@ class Schedule:
         self.last_batch_iteration = iteration
 
     def _set(self, rates: list[float]) -> None:
+        """Set the groups' rates; one that is a tensor stays that tensor."""
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self._last_lr = rates

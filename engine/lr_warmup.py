@@ -7,6 +7,7 @@ import math
 import torch
 
 from dslaunch.engine.errors import ConfigError
+from dslaunch.engine.log import logger
 from dslaunch.engine.lr_schedule import Schedule
 
 
@@ -26,15 +27,16 @@ class WarmupLR(Schedule):
         warmup_type: str = "log",
         last_batch_iteration: int = -1,
     ) -> None:
-        if warmup_num_steps < 1:
+        if not isinstance(warmup_num_steps, int) or warmup_num_steps < 1:
             raise ConfigError(
                 f"scheduler.params.warmup_num_steps: expects a positive integer but got {warmup_num_steps}",
                 "write the number of warm-up steps",
             )
         if warmup_type not in ("log", "linear"):
-            raise ConfigError(
-                f"scheduler.params.warmup_type: expects log or linear but got {warmup_type!r}", "write linear"
+            logger.warning(
+                "warmup_type %r is neither log nor linear: log is taken, as in DeepSpeed", warmup_type
             )
+            warmup_type = "log"
         super().__init__(optimizer, last_batch_iteration)
         self.max_lrs = [
             float(group["lr"] if warmup_max_lr is None else warmup_max_lr) for group in optimizer.param_groups
@@ -106,13 +108,17 @@ class WarmupCosineLR(WarmupLR):
 
     def get_lr(self) -> list[float]:
         """The rate of each group at the current iteration."""
-        ratio = 0.0 if self.last_batch_iteration < 0 else self._ratio(self.last_batch_iteration)
+        ratio = self.get_lr_ratio()
         return [ratio * high for high in self.max_lrs]
 
-    def _ratio(self, iteration: int) -> float:
+    def get_lr_ratio(self) -> float:
+        """What each group's rate is scaled by at the current iteration; 0 before the first step."""
+        iteration = self.last_batch_iteration
+        if iteration < 0:
+            return 0.0
         if iteration < self.warmup_num_steps:
             return self.warmup_min_ratio + (1.0 - self.warmup_min_ratio) * self._warmup(iteration)
         done = iteration - self.warmup_num_steps + 1
         length = self.total_num_steps - self.warmup_num_steps
-        cosine = (1.0 + math.cos(math.pi * done / max(1, length))) / 2.0
+        cosine = (1.0 + math.cos(math.pi * min(1.0, done / max(1, length)))) / 2.0
         return max(0.0, self.cos_min_ratio + (1.0 - self.cos_min_ratio) * cosine)

@@ -33,6 +33,7 @@ from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.masters import Master
 from dslaunch.engine.ops.remainder import REST_DTYPE
 from dslaunch.engine.ops.shard import Shard
+from dslaunch.engine.optimizer_names import DeepSpeedNames
 from dslaunch.engine.optimizer_rules import (
     WHOLE_TENSOR_RULES,
     AnyRule,
@@ -48,6 +49,8 @@ from dslaunch.engine.reducer import GradientReducer
 from dslaunch.engine.sharded import ShardedBucket
 from dslaunch.engine.verdict import LATE_DEVICES, Verdict, counts
 from dslaunch.engine.whole_tensors import LambRule, MuonRule, measured
+
+_OF_ONE_GROUP = ("params", "initial_lr", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Offload:
             self.stepper.begin(bucket, rule, on_host)
 
 
-class ShardedOptimizer(torch.optim.Optimizer):
+class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
     """The plan's rule on this rank's shard of every bucket; `param_groups` hold the model's own parameters.
 
     Edits of `param_groups[i]["lr"]` (and the other hyperparameters) take effect at the next step.
@@ -116,7 +119,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._norm: torch.Tensor | float | None = None
         if offload is not None and policy.is_eager:
             offload.gradients.on_leave = self._begin
-        super().__init__(cast("list[dict[str, object]]", list(plan.groups)), {})
+        # Schedulers read from the defaults what the optimizer knows: OneCycleLR looks for betas or momentum.
+        defaults = {name: value for name, value in plan.groups[0].items() if name not in _OF_ONE_GROUP}
+        super().__init__(cast("list[dict[str, object]]", list(plan.groups)), defaults)
 
     @property
     def shards(self) -> list[ShardState]:
@@ -148,10 +153,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @property
     def loss_scale(self) -> float:
         """What the loss is multiplied by before backward; 1 unless in fp16."""
-        if self.policy.scaler is None:
-            return 1.0
-        self._settle()
-        return self.policy.scaler.scale
+        return 1.0 if self.scaler is None else self.scaler.scale
+
+    @property
+    def scaler(self) -> LossScaler | None:
+        """What decides the loss scale; waits for the last step's verdict."""
+        if self.policy.scaler is not None:
+            self._settle()
+        return self.policy.scaler
 
     # What Hugging Face and scripts read.
     cur_scale = loss_scale

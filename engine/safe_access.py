@@ -8,6 +8,8 @@ for parameters that are not trained. Gradients are there between the backward of
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from dslaunch.engine import collectives
@@ -67,6 +69,15 @@ def safe_set_full_grad(param: torch.nn.Parameter, value: torch.Tensor) -> None:
     optimizer = _optimizer(home)
     optimizer.reducer.finish()
     _edited_grad(home).copy_(_share_of(home, value) * optimizer.loss_scale)
+
+
+def safe_update_full_grad_vectorized(
+    param_list: Sequence[torch.nn.Parameter],
+    update_func: Callable[[torch.Tensor | None, torch.nn.Parameter], torch.Tensor],
+) -> None:
+    """Set the mean gradient of each to what `update_func` makes of it, on every rank. Collective."""
+    for param in param_list:
+        safe_set_full_grad(param, update_func(safe_get_full_grad(param), param))
 
 
 def safe_get_local_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:

@@ -1,8 +1,8 @@
 """`zero.Init`: a model whose parameters are sharded as soon as they exist, so that it is never whole.
 
 Inside the context every module class's `__init__` is wrapped; when the outermost one of a module returns,
-the parameters it owns itself (its children have done theirs) are given rank 0's values and sharded, each in
-a bucket of its own until `initialize` puts them into units.
+the parameters that are not sharded yet (its children have done theirs) are given rank 0's values and sharded,
+each in a bucket of its own until `initialize` puts them into units. Those on the meta device have to wait.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class Init:
                 if outermost:
                     module.__dict__.pop("_ds_in_init", None)
             if outermost:
-                self._shard(module)
+                for owner in module.modules():
+                    self._shard(owner)
 
         self._replace(kind, "__init__", build)
 
@@ -130,8 +131,8 @@ class Init:
     def _shard(self, owner: torch.nn.Module) -> None:
         for name, param in owner.named_parameters(recurse=False):
             if home_of(param) is None:
-                if param.is_meta:
-                    raise EngineError(f"parameter {name} is on the meta device", "build it on a real device")
+                if param.is_meta:  # as skip_init builds it: the module around it shards what it has become
+                    continue
                 if self._dtype is not None and param.is_floating_point():
                     param.data = param.data.to(self._dtype)
                 self._shard_one(f"{type(owner).__name__}.{name}", param)

@@ -113,7 +113,16 @@ print(deepspeed.comm.get_world_size())
 def test_the_alias_takes_from_compat_and_engine_only(name: str) -> None:
     sources = [path.read_text() for path in (PATH / "deepspeed").rglob("*.py")]
     assert any(f"from dslaunch.{name}." in source for source in sources)
-    assert not any("dslaunch.launcher" in source or "import deepspeed" in source for source in sources)
+    assert not any("import deepspeed" in source for source in sources)
+
+
+def test_the_launchers_names_alone_are_the_launchers() -> None:
+    """Nothing of the engine comes with them: `python -m deepspeed.launcher.runner` loads no torch."""
+    names = {"launcher/runner.py", "env_report.py", "utils/numa.py"}
+    for path in (PATH / "deepspeed").rglob("*.py"):
+        of_launcher = "dslaunch.launcher" in path.read_text()
+        assert of_launcher == (str(path.relative_to(PATH / "deepspeed")) in names), path
+    assert python("import sys, deepspeed.launcher.runner; print('torch' in sys.modules)") == "False\n"
 
 
 def test_the_path_for_other_launchers() -> None:

@@ -66,6 +66,40 @@ def init_after_the_fact_and_below_stage_3() -> None:
         assert torch.nn.Linear(2, 2).weight.numel() == 4
 
 
+def init_waits_for_what_is_on_the_meta_device() -> None:
+    class Skipping(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.utils.skip_init(torch.nn.Linear, WIDTH, WIDTH)
+            self.blocks = torch.nn.ModuleList([torch.nn.utils.skip_init(torch.nn.LayerNorm, WIDTH)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.blocks[0](self.inner(x))
+            return found
+
+    with deepspeed.zero.Init(config_dict_or_path=config()):
+        model = Skipping()
+        never = torch.nn.Linear(2, 2, device="meta")
+    assert all(p.numel() == 0 for p in model.parameters())
+    assert model.inner.weight.ds_shape == (WIDTH, WIDTH)
+    assert never.weight.is_meta
+    with pytest.raises(deepspeed.EngineError, match="is on the meta device"):
+        engine_of(never)
+
+
+def gradients_are_updated_together(stage: int) -> None:
+    engine = engine_of(Model(2), stage)
+    engine.backward(engine(batch(0)))
+    params = list(engine.module.parameters())
+    before = {id(param): safe.safe_get_full_grad(param) for param in params}
+    safe.safe_update_full_grad_vectorized(params, lambda grad, param: -2 * grad)  # type: ignore[operator]
+    for param in params:
+        old, new = before[id(param)], safe.safe_get_full_grad(param)
+        assert old is not None
+        assert new is not None
+        torch.testing.assert_close(new, -2 * old)
+
+
 def edits_reach_the_master(stage: int) -> None:
     engine = engine_of(Model(), stage)
     train(engine, 1)

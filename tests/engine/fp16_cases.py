@@ -42,6 +42,9 @@ def overflows_skip_the_step(stage: int) -> None:
     assert engine.lr_scheduler is not None
     assert engine.lr_scheduler.state_dict() == {"last_batch_iteration": 4}
     assert (engine.fp16_enabled(), engine.dynamic_loss_scale()) == (True, True)
+    scaling = engine.optimizer.loss_scaler
+    assert (scaling.cur_scale, scaling.cur_iter, scaling.scale_window) == (16, 7, 2)
+    assert engine.optimizer.dynamic_loss_scale
 
 
 def the_host_need_not_wait(directory: str) -> None:

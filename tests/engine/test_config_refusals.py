@@ -190,11 +190,6 @@ GOLDEN = [
         "correct gradient_clipping",
     ),
     (
-        {"communication_data_type": "fp16"},
-        "communication_data_type: fp16 is refused: gradients travel in their accumulation dtype",
-        "remove it (fp32 is used), or set data_types.grad_accum_dtype",
-    ),
-    (
         {"optimizer": {"params": {"lr": 1}}},
         "optimizer.params is given without optimizer.type",
         "write optimizer.type",

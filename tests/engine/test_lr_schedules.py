@@ -18,7 +18,13 @@ from dslaunch.engine.config import SchedulerConfig
 from dslaunch.engine.config_scheduler import TORCH_REFUSED, TORCH_SCHEDULERS
 from dslaunch.engine.errors import ConfigError
 from dslaunch.engine.lr_arguments import scheduler_section
-from dslaunch.engine.lr_schedules import VALID_LR_SCHEDULES, OneCycle, WarmupLR, build_scheduler
+from dslaunch.engine.lr_schedules import (
+    VALID_LR_SCHEDULES,
+    OneCycle,
+    WarmupCosineLR,
+    WarmupLR,
+    build_scheduler,
+)
 
 
 def optimizer(*rates: float) -> torch.optim.Optimizer:
@@ -73,10 +79,37 @@ def test_cosine() -> None:
     assert found == pytest.approx([2.0 * ratio for ratio in ratios])
 
 
-def test_last_rate_before_the_first_step() -> None:
-    schedule = WarmupLR(optimizer(1.0))
+def test_last_rate_before_any_was_set() -> None:
+    assert WarmupLR(optimizer(1.0), warmup_min_lr=0.5).get_last_lr() == [0.5]
+    resumed = WarmupLR(optimizer(1.0), last_batch_iteration=3)
     with pytest.raises(AssertionError, match="need to call step"):
-        schedule.get_last_lr()
+        resumed.get_last_lr()
+
+
+def test_cosine_stays_at_its_end() -> None:
+    schedule = WarmupCosineLR(optimizer(1.0), total_num_steps=4, warmup_num_steps=4, cos_min_ratio=0.1)
+    for iteration in (4, 5, 9):
+        schedule.step(iteration)
+        assert schedule.get_lr_ratio() == pytest.approx(0.1)
+
+
+def test_an_unknown_warmup_is_logarithmic() -> None:
+    assert WarmupLR(optimizer(1.0), warmup_type="sigmoid").warmup_type == "log"
+
+
+@pytest.mark.parametrize("steps", [None, 0, 2.5])
+def test_warmup_needs_a_positive_number_of_steps(steps: object) -> None:
+    with pytest.raises(ConfigError, match="expects a positive integer"):
+        WarmupLR(optimizer(1.0), warmup_num_steps=steps)  # type: ignore[arg-type]
+
+
+def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
+    rate = torch.tensor([0.5], dtype=torch.float64)
+    group = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    schedule = WarmupLR(group, warmup_num_steps=4, warmup_type="linear")
+    schedule.step(2)
+    assert group.param_groups[0]["lr"] is rate
+    assert rate.tolist() == [0.25]
 
 
 def test_state_is_the_iteration() -> None:
@@ -136,6 +169,25 @@ def test_range_test_grows_by_interval() -> None:
     assert rates("LRRangeTest", params, 6) == pytest.approx([0.1, 0.15, 0.2, 0.25, 0.3, 0.35])
     stairs = rates("LRRangeTest", {**params, "lr_range_test_staircase": True}, 9)
     assert stairs == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.3, 0.3, 0.3, 0.3, 0.5])
+
+
+def test_stairs_are_flat_and_reach_the_top() -> None:
+    params: dict[str, object] = {
+        "cycle_min_lr": 1.0,
+        "cycle_max_lr": 3.0,
+        "cycle_first_step_size": 4,
+        "cycle_second_step_size": 6,
+        "cycle_first_stair_count": 2,
+        "cycle_second_stair_count": 3,
+    }
+    assert rates("OneCycle", params, 11) == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        *[pytest.approx(1 + 2 * k / 3) for k in (2, 2, 1, 1, 0, 0)],
+    ]
 
 
 CYCLE: dict[str, object] = {

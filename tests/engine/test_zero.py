@@ -12,6 +12,9 @@ from rank_pool import RankPool
 @pytest.mark.parametrize(
     ("module", "behaviour", "arguments"),
     [
+        ("access_cases", "init_waits_for_what_is_on_the_meta_device", ()),
+        ("access_cases", "gradients_are_updated_together", (1,)),
+        ("access_cases", "gradients_are_updated_together", (3,)),
         ("access_cases", "edits_reach_the_master", (1,)),
         ("access_cases", "edits_reach_the_master", (3,)),
         *(

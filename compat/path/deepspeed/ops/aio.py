@@ -1,7 +1,9 @@
 """Files read and written asynchronously."""
 
+from dslaunch.compat.builders import builder
 from dslaunch.compat.unsupported import Missing
 
 _missing = Missing("ops.aio", "read files with Python")
 
-AsyncIOBuilder = _missing.function("AsyncIOBuilder")
+AsyncIOBuilder = builder("AsyncIOBuilder")
+aio_handle = _missing.function("aio_handle")

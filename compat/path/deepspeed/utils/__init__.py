@@ -19,6 +19,8 @@ __getattr__ = lazy(
         "fragment_address": "deepspeed.utils.tensor_fragment:fragment_address",
         "get_z3_leaf_modules": "dslaunch.engine.zero:get_z3_leaf_modules",
         "instrument_w_nvtx": "deepspeed.utils.nvtx:instrument_w_nvtx",
+        "get_numactl_cmd": "deepspeed.utils.numa:get_numactl_cmd",
+        "safe_update_full_grad_vectorized": "dslaunch.engine.safe_access:safe_update_full_grad_vectorized",
         "link_hp_params": "deepspeed.utils.tensor_fragment:link_hp_params",
         "log_dist": "deepspeed.utils.logging:log_dist",
         "logger": "dslaunch.engine.log:logger",

@@ -1,0 +1,12 @@
+"""Names inside DeepSpeed's own checkpoint files."""
+
+OPTIMIZER_STATE_DICT = "optimizer_state_dict"
+FP32_GROUPS = "fp32_groups"
+FP32_FLAT_GROUPS = "fp32_flat_groups"
+BASE_OPTIMIZER_STATE = "base_optimizer_state"
+SINGLE_PARTITION_OF_FP32_GROUPS = "single_partition_of_fp32_groups"
+PARAM_GROUPS, PARAM_SHAPES, BUFFER_NAMES = "param_groups", "param_shapes", "buffer_names"
+FROZEN_PARAM_SHAPES, FROZEN_PARAM_FRAGMENTS = "frozen_param_shapes", "frozen_param_fragments"
+PARTITION_COUNT, ZERO_STAGE, DS_VERSION = "partition_count", "zero_stage", "ds_version"
+MODEL_FILE_PREFIX, ZERO_FILE_PREFIX = "mp_rank_", "zero_pp_rank_"
+MODEL_FILE_SUFFIX, OPTIM_FILE_SUFFIX = "_model_states.pt", "_optim_states.pt"
