@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from dslaunch.engine import collectives
 from dslaunch.engine.errors import EngineError
-from dslaunch.engine.lanes import Mark
+from dslaunch.engine.lanes import Mark, Waitable
 from dslaunch.engine.layout import BucketSpec
 from dslaunch.engine.masters import Master
 
@@ -70,13 +69,6 @@ class HostGrad:
     edited: bool = False  # on the host, since the norm was taken
 
 
-class Stepping(Protocol):
-    """A step under way."""
-
-    def join(self) -> object:
-        """Return when it is done."""
-
-
 @dataclass(slots=True, eq=False)
 class Bucket:
     """The tensors of one bucket."""
@@ -93,19 +85,23 @@ class Bucket:
     _state: ShardState | None = None  # None: not trained
     host: HostGrad | None = None  # None: stepped on its own device
     owner: object = None  # the optimizer that steps it
-    stepping: Stepping | None = None  # by the host, beside everything else
+    stepping: Waitable | None = None  # by the host, beside everything else
 
     @property
     def state(self) -> ShardState | None:
         """Masters and states, once they are stepped; None: not trained."""
-        if self.stepping is not None:
-            stepping, self.stepping = self.stepping, None
-            stepping.join()
+        self.finish_stepping()
         return self._state
 
     @state.setter
     def state(self, state: ShardState | None) -> None:
         self._state = state
+
+    def finish_stepping(self) -> None:
+        """Wait until the host has stepped it; compute waits for the parameters. Raises what the step did."""
+        if self.stepping is not None:
+            stepping, self.stepping = self.stepping, None
+            stepping.wait()
 
     @property
     def grads_in_place(self) -> bool:
@@ -167,6 +163,7 @@ class Bucket:
 
     def keep_member(self, index: int) -> None:
         """Take this rank's part of member `index` into the shard and its master, after it was edited."""
+        self.finish_stepping()
         part, of_member = self.parts(index)
         written = self.members[index].data.view(-1)[of_member]
         self.param_shard[part].copy_(written)

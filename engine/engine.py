@@ -238,11 +238,13 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
             self.gatherer.finish_pass()
         if self.optimizer is not None and self.optimizer.late_gather is not None:
             self.optimizer.late_gather.finish()
+        if self.optimizer is not None:
+            self.optimizer.finish_stepping()
 
     def _end_late_gather(self) -> None:
         if self.optimizer is not None and self.optimizer.late_gather is not None:
             self.optimizer.late_gather.remove()
-            self.optimizer.late_gather = None
+            self.optimizer.wait_late(None)
 
     def compile(self, backend: str = "inductor", compile_kwargs: Mapping[str, Any] | None = None) -> None:
         """torch.compile the module in place: as a whole, or unit by unit where units are gathered."""

@@ -28,7 +28,6 @@ class HostGradients:
         self._buckets = buckets
         self._lane = lane
         self.on_leave: Callable[[Bucket], None] | None = None  # told of a bucket once its gradient leaves
-        self.before_leave: Callable[[Bucket], None] | None = None  # told before anything of it is overwritten
         self._numbers = {id(bucket): number for number, bucket in enumerate(buckets)}
         self._leaving: deque[Bucket] = deque()
         for bucket in buckets:
@@ -42,8 +41,7 @@ class HostGradients:
     @torch.no_grad()
     def leave(self, bucket: Bucket, after: Waitable | None = None) -> None:
         """Move the bucket's shard out; it is final once `after` has arrived."""
-        if self.before_leave is not None:
-            self.before_leave(bucket)
+        bucket.finish_stepping()  # with the gradient before this one, which a script's forward has not needed
         host, shard = bucket.host, bucket.grad_shard
         assert host is not None
         assert shard is not None

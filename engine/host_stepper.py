@@ -52,13 +52,9 @@ class Stepping:
 
     _stepped: Future[Mark | None]
 
-    def join(self) -> Mark | None:
-        """Return when it is stepped, with the parameters' way back. Raises what the step raised."""
-        return self._stepped.result()
-
     def wait(self) -> None:
-        """Join; compute waits for the parameters."""
-        if (arriving := self.join()) is not None:
+        """Return when it is stepped; compute waits for the parameters. Raises what the step raised."""
+        if (arriving := self._stepped.result()) is not None:
             arriving.wait()
 
 

@@ -97,10 +97,10 @@ def initialize(
     wrapped = None if plan is None else _build_optimizer(plan, placement, gatherer, settings)
     if wrapped is not None and settings.zero.stage == 3:
         wrapped.parameter_offload = ParameterOffload(model, gatherer)
-    if wrapped is not None and not placement.sharded and is_wanted():
+    if wrapped is not None and is_wanted():
         arrive_late = placement.sharding.num_shards > 1 or wrapped.offload is not None
-        if arrive_late:
-            wrapped.gather_late(LateGather(model, placement.trained))
+        watches = arrive_late and not placement.sharded
+        wrapped.wait_late(LateGather(model, placement.trained) if watches else None)
     if settings.activation_checkpointing != ActivationCheckpointingConfig():
         checkpointing.adopt(settings.activation_checkpointing)
     ranks = join(world)

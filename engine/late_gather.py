@@ -54,10 +54,6 @@ class LateGather:
         if self._pending:
             self._wait(self._bucket_of.get(id(param), 0))
 
-    def need_bucket(self, bucket: Bucket) -> None:
-        """Wait for `bucket`."""
-        self._wait(id(bucket))
-
     def finish(self) -> None:
         """Wait for all."""
         for key in list(self._pending):

@@ -110,6 +110,7 @@ def load_sharded(module: torch.nn.Module, tensors: dict[str, object]) -> set[str
                 f"size mismatch for {name}: copying a param with shape {value.shape} from checkpoint, "
                 f"the shape in current model is {home.shape}."
             )
+        home.bucket.finish_stepping()
         part, of_member = home.bucket.parts(home.index)
         home.bucket.param_shard[part].copy_(value.reshape(-1)[of_member])
         taken.add(name)

@@ -15,7 +15,7 @@ the first bucket may be stepped (no clipping, no look at whether they are finite
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -74,11 +74,13 @@ class Offload:
     buckets: Sequence[Bucket]
     gradients: HostGradients
     stepper: HostStepper
+    late: set[int] = field(default_factory=set)  # ids of those that are waited for where they are read
 
     def begin(self, rules: Sequence[AnyRule], scale: torch.Tensor | None) -> None:
         """Let the host step all of `buckets` that it has not begun with; `rules` by group."""
         on_host = None if scale is None else scale.cpu()
-        for bucket in self.buckets:
+        # The newest may come first: those that step() itself waits for.
+        for bucket in sorted(self.buckets, key=lambda bucket: id(bucket) not in self.late):
             rule = rules[bucket.spec.group]
             assert not isinstance(rule, WHOLE_TENSOR_RULES)
             self.stepper.begin(bucket, rule, on_host)
@@ -230,6 +232,11 @@ class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         self._settle()
         return self._norm.item() if isinstance(self._norm, torch.Tensor) else self._norm
 
+    def finish_stepping(self) -> None:
+        """Wait for what the host still steps."""
+        for bucket in self.buckets:
+            bucket.finish_stepping()
+
     def publish(self) -> None:
         """Write the masters to the parameters, on all ranks, one bucket at a time. Collective."""
         self._finish_gathers()
@@ -286,8 +293,10 @@ class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
             pending += [(bucket, work) for work in self._start_gather(bucket)]
         if self.offload is not None:
             for bucket in self.offload.buckets:
-                if self.late_gather is not None and self.sharding.num_shards == 1:
-                    self.late_gather.take(bucket, self.offload.stepper.hand_over(bucket))
+                if id(bucket) in self.offload.late:
+                    stepping = self.offload.stepper.hand_over(bucket)
+                    if self.late_gather is not None:
+                        self.late_gather.take(bucket, stepping)
                     continue
                 self.offload.stepper.publish(bucket)
                 pending += [(bucket, work) for work in self._start_gather(bucket)]
@@ -297,12 +306,19 @@ class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
             else:
                 self.late_gather.take(bucket, work)
 
-    def gather_late(self, late_gather: LateGather) -> None:
-        """Let the next forward wait for new parameters, where it reads them."""
+    def wait_late(self, late_gather: LateGather | None) -> None:
+        """Let the next forward wait for new parameters where it reads them, as far as somebody sees it read.
+
+        Those are the parameters that `late_gather` watches, unless the host steps them and they are gathered
+        from several ranks, and those of stage 3 that the host steps, which are gathered before they are read.
+        """
         self.late_gather = late_gather
-        if self.offload is not None and self.sharding.num_shards == 1:
-            self.offload.gradients.before_leave = late_gather.need_bucket
-            self.offload.stepper.newest_first = True
+        if self.offload is not None:
+            watches = late_gather is not None and self.sharding.num_shards == 1
+            late = [b for b in self.offload.buckets if watches or isinstance(b, ShardedBucket)]
+            self.offload.late.clear()
+            self.offload.late.update(map(id, late))
+            self.offload.stepper.newest_first = bool(late)
 
     def _finish_gathers(self) -> None:
         if self.late_gather is not None:

@@ -62,6 +62,7 @@ class ShardedBucket(Bucket):
             self.release()
         if self.status is not ZeroParamStatus.NOT_AVAILABLE:
             return
+        self.finish_stepping()
         if self.param_shard.untyped_storage().size() == 0:
             raise EngineError(
                 f"{self.spec.slots[0].name} cannot be gathered while lp_params are offloaded",

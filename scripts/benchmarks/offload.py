@@ -24,7 +24,10 @@ from benchmarks.ranks import PAYLOAD, ROOT
 from dslaunch.runner_backends.group import bound_to_us
 
 SHAPE = "24,2048,16,32768,1024,8"  # 1.34 billion parameters, as in `scripts/bench engine`
-SUBJECTS = "limit,offload,offload-late,offload-eager,offload-eager-late,offload-half,offload-params"
+SUBJECTS = (
+    "limit,offload,offload-late,offload-low-late,offload-eager,offload-eager-late,offload-half,offload-params"
+    ",offload-params-late"
+)
 ON_TWO_RANKS = "stage 1;stage 2, eager;stage 3, parameters"
 PARTS = ("checks", "steps")
 

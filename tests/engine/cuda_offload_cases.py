@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,7 @@ import torch.distributed as dist
 
 import dslaunch.engine as deepspeed
 from dslaunch.engine.lanes import Mark, StreamLane, Waitable
+from dslaunch.engine.late_gather import VARIABLE
 
 WIDTH, NUM_BLOCKS, NUM_STEPS, LR = 1024, 6, 4, 0.01
 LATE_CYCLES = 1_000_000  # of the GPU's clock: half a millisecond, of a copy's 0.04
@@ -39,6 +41,8 @@ class Way:
     clipping: float = 1.0
     accumulation: int = 1
     more: dict[str, object] = field(default_factory=dict)
+    late: bool = False  # forwards wait block by block
+    moments: str = "fp32"
 
 
 WAYS = {
@@ -50,7 +54,12 @@ WAYS = {
     "stage 2, fp32": Way(2, OPTIMIZER, "fp32"),
     "stage 2, pageable": Way(2, {"offload_optimizer": {"device": "cpu", "pin_memory": False}}),
     "stage 3": Way(3, OPTIMIZER),
+    "stage 2, waiting by block": Way(2, OPTIMIZER, late=True),
+    "stage 2, waiting by block, eager, low moments": Way(
+        2, OPTIMIZER, clipping=0.0, more={"check_grad_overflow": False}, late=True, moments="bf16"
+    ),
     "stage 3, parameters": Way(3, BOTH),
+    "stage 3, parameters, waiting by block": Way(3, BOTH, late=True),
     "stage 3, parameters, eager": Way(3, BOTH, clipping=0.0, more={"check_grad_overflow": False}),
 }
 
@@ -139,7 +148,7 @@ def engine_of(way: Way, is_late: bool, offloads: bool = True) -> deepspeed.Engin
         "train_micro_batch_size_per_gpu": 64,
         "gradient_accumulation_steps": way.accumulation,
         "gradient_clipping": way.clipping,
-        "optimizer": {"type": "AdamW", "params": {"lr": LR}},
+        "optimizer": {"type": "AdamW", "params": {"lr": LR, "moment_dtype": way.moments}},
         "fp16": {"enabled": way.dtype == "fp16", "initial_scale_power": 8},
         "bf16": {"enabled": way.dtype == "bf16", **way.more},
         "zero_optimization": {
@@ -150,6 +159,7 @@ def engine_of(way: Way, is_late: bool, offloads: bool = True) -> deepspeed.Engin
         "log_level": "error",
     }
     model = Stack(is_late)
+    os.environ[VARIABLE] = str(int(way.late))
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 

@@ -75,7 +75,11 @@ CASES = [
     ),
     Case("direct", 1, True, accumulation=3, direct=True, model=KINDS, zero={**BUCKETS, **OPTIMIZER}),
 ]
-LATE = [case for case in CASES if case.name in ("stage1-bf16-acc1-clip", "stage2-eager-acc3", "stage1-half")]
+LATE_NAMES = (
+    *("stage1-bf16-acc1-clip", "stage2-eager-acc3", "stage1-half", "stage3-bf16-acc1-clip", "stage3-half"),
+    *("stage3-params-fp16-acc1-clip", "stage3-params-fp32-acc3", "stage3-eager-acc3"),
+)
+LATE = [case for case in CASES if case.name in LATE_NAMES]
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -91,8 +95,9 @@ def test_forwards_that_wait_block_by_block_change_no_bit(ranks: RankPool, seed: 
         assert waited  # type: ignore[has-type]
 
 
-def test_whoever_reads_states_waits_for_the_host(ranks: RankPool, seed: int) -> None:
-    ranks.run(1, "offload_cases", "steps_under_way", seed)
+@pytest.mark.parametrize(("world", "stage"), [(1, 1), (1, 3), (2, 3)])
+def test_whoever_reads_states_waits_for_the_host(ranks: RankPool, seed: int, world: int, stage: int) -> None:
+    ranks.run(world, "offload_cases", "steps_under_way", stage, seed)
 
 
 @pytest.mark.parametrize("world", [1, 2])

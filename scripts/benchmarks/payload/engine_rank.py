@@ -36,6 +36,8 @@ OFFLOADS: dict[str, dict[str, object]] = {  # zero_optimization
     "offload-eager-late": {"stage": 2, "offload_optimizer": ON_HOST},
     "offload-half": {"stage": 2, "offload_optimizer": {**ON_HOST, "ratio": 0.5}},
     "offload-params": {"stage": 3, "offload_optimizer": ON_HOST, "offload_param": ON_HOST},
+    "offload-params-late": {"stage": 3, "offload_optimizer": ON_HOST, "offload_param": ON_HOST},
+    "offload-low-late": {"stage": 2, "offload_optimizer": ON_HOST},
     "deepspeed-offload": {"stage": 2, "offload_optimizer": ON_HOST},
 }
 
@@ -54,6 +56,8 @@ def engine_step(model: torch.nn.Module, engine_module: Any, subject: str, dtype:
         "zero_optimization": zero,
         "log_level": "error",
     }
+    if "-low" in subject:
+        config["optimizer"]["params"]["moment_dtype"] = "bf16"  # type: ignore[index]
     if dtype != "fp32":
         config[dtype] = {"enabled": True}
     if subject.startswith("offload-eager"):  # nothing has to be known of all gradients before the first step
