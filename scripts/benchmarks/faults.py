@@ -1,6 +1,7 @@
 """What a launcher leaves behind: one fault at a time, on this machine and over sshd hosts.
 
-Ranks ignore SIGTERM unless the row says otherwise. Each has a child, forked twice, in a session of its own.
+Ranks ignore SIGTERM unless the row says otherwise; with `--manners mixed` some stand stopped and some flood
+their output instead. Each has a child, forked twice, in a session of its own.
 dslaunch and torchrun are told to kill after a grace of 1 s; mpirun and deepspeed cannot be told.
 """
 
@@ -10,7 +11,7 @@ import json
 import os
 import signal
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -57,6 +58,13 @@ class Cell:
 )
 @click.option("--fault", "wanted", multiple=True, help="Only rows that begin so: 'rank', 'host cut'.")
 @click.option(
+    "--manners",
+    type=click.Choice(["ignores", "mixed"]),
+    default="ignores",
+    show_default=True,
+    help="Of ranks.",
+)
+@click.option(
     "--json", "json_path", type=click.Path(dir_okay=False), help="Write every outcome to this file."
 )
 def command(
@@ -65,6 +73,7 @@ def command(
     num_hosts: int,
     names: Sequence[str],
     wanted: Sequence[str],
+    manners: str,
     json_path: str | None,
 ) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell put us in the background
@@ -76,11 +85,12 @@ def command(
     cells = [Cell(subject, fault) for fault in faults for subject in chosen if subject.suffers(fault)]
     record = {"benchmark": "faults", "num_hosts": num_hosts, "machine": figures.machine()}
     title = (
-        f"{num_hosts} hosts x 2 ranks, or 4 local ones; median of {rounds} rounds, peers {peer_rounds}; "
+        f"{num_hosts} hosts x 2 ranks, or 4 local ones; SIGTERM {manners}; median of {rounds} rounds, "
+        f"peers {peer_rounds}; "
         f"{figures.machine_line()}"
     )
     notes = [f"rows over hosts are left out: {reason}"] if reason else []
-    notes += _fill(cells, num_hosts, rounds, peer_rounds)
+    notes += _fill(cells, num_hosts, _schedule(cells, rounds, peer_rounds), manners)
     figures.progress("")
     figures.Part("faults", [_table(cells, title)], notes, []).print()
     if json_path is not None:
@@ -112,19 +122,21 @@ class _Clusters:
             cluster.down()
 
 
-def _fill(cells: Sequence[Cell], num_hosts: int, rounds: int, peer_rounds: int) -> list[str]:
+def _fill(
+    cells: Sequence[Cell], num_hosts: int, schedule: Sequence[tuple[int, Cell]], manners: str
+) -> list[str]:
     """Run everything; what could not be run is told."""
     notes: list[str] = []
     watched: list[Future[None]] = []
     clusters = _Clusters(num_hosts)
     try:
         with ThreadPoolExecutor(_MAX_WATCHED) as watchers:
-            for number, cell in _schedule(cells, rounds, peer_rounds):
-                figures.progress(f"round {number + 1} of {rounds}: {cell.fault.value}: {cell.subject.name}")
+            for number, cell in schedule:
+                figures.progress(f"round {number + 1}: {cell.fault.value}: {cell.subject.name}")
                 cluster = clusters.take() if cell.subject.over_hosts else None
-                manners = "heeds" if cell.fault is Fault.EXIT_HEEDED else "ignores"
+                own_manners = "heeds" if cell.fault is Fault.EXIT_HEEDED else manners
                 job = f"{os.getpid()}-{number}-{cells.index(cell)}"
-                run = FaultRun(cell.subject, cell.fault, Scene(cluster, job, manners))
+                run = FaultRun(cell.subject, cell.fault, Scene(cluster, job, own_manners))
                 try:
                     run.start()
                     run.inflict()
@@ -144,11 +156,13 @@ def _fill(cells: Sequence[Cell], num_hosts: int, rounds: int, peer_rounds: int) 
     return notes
 
 
-def _schedule(cells: Sequence[Cell], rounds: int, peer_rounds: int) -> Iterator[tuple[int, Cell]]:
-    for number in range(max(rounds, peer_rounds)):
-        for cell in cells:
-            if number < (peer_rounds if cell.subject.is_peer else rounds):
-                yield number, cell
+def _schedule(cells: Sequence[Cell], rounds: int, peer_rounds: int) -> Sequence[tuple[int, Cell]]:
+    return [
+        (number, cell)
+        for number in range(max(rounds, peer_rounds))
+        for cell in cells
+        if number < (peer_rounds if cell.subject.is_peer else rounds)
+    ]
 
 
 def _watch_on(run: FaultRun, cell: Cell, cluster: Cluster | None, clusters: _Clusters) -> None:
