@@ -58,13 +58,13 @@ def collect(engine: Engine, what: What) -> Contents:
         group = FROZEN if bucket.state is None else bucket.spec.group
         for slot, shape in zip(bucket.spec.slots, bucket.shapes, strict=True):
             params[slot.name] = ParamEntry(tuple(shape), bucket.spec.dtype, group, pieces[slot.name])
-    params = {name: params[name] for name in (*_in_groups(engine.optimizer), *params)}
+    params = {name: params[name] for name in (*_in_groups(engine.zero_optimizer), *params)}
     loose, extra = _loose(engine.module, what.exclude_frozen)
     whole = _share_out(engine.module, loose, world)
     for name, entry in whole.items():
         if entry.file == rank:
             tensors[manifests.whole_tensor(name)] = loose[name]
-    optimizer = engine.optimizer
+    optimizer = engine.zero_optimizer
     state = None
     if rank == 0:
         state = _safe_pickle(

@@ -27,9 +27,9 @@ def check_fit(engine: Engine, manifest: Manifest, request: LoadRequest) -> None:
     """CheckpointError, in torch's words, where names or shapes differ, or optimizer states are missing."""
     if request.custom_load_fn is None:
         _check_module(engine, manifest, request.module_strict)
-    if engine.optimizer is None or not request.wants_optimizer or not manifest.param_groups:
+    if engine.zero_optimizer is None or not request.wants_optimizer or not manifest.param_groups:
         return
-    for bucket in engine.optimizer.buckets:
+    for bucket in engine.zero_optimizer.buckets:
         for slot in bucket.spec.slots:
             if has_states(manifest, bucket, slot.name):
                 continue

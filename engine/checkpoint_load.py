@@ -81,18 +81,18 @@ def load(engine: Engine, request: LoadRequest) -> tuple[str, dict[str, object]] 
 
 def _trained(engine: Engine) -> list[list[str]] | None:
     """The names of the parameters of every group, in order."""
-    if engine.optimizer is None:
+    if engine.zero_optimizer is None:
         return None
     return [
         [home.name for param in group["params"] if (home := home_of(param)) is not None]
-        for group in engine.optimizer.param_groups
+        for group in engine.zero_optimizer.param_groups
     ]
 
 
 @torch.no_grad()
 def _load_tensors(engine: Engine, request: LoadRequest, found: Found, state: SavedState) -> None:
     """Weights; masters from them; then whatever the files know better; then parameters from masters."""
-    optimizer, ranks = engine.optimizer, engine.ranks
+    optimizer, ranks = engine.zero_optimizer, engine.ranks
     restores = optimizer is not None and request.wants_optimizer and bool(found.source.manifest.param_groups)
     if request.custom_load_fn is not None:
         with GatheredParameters(engine.module.parameters(), modifier_rank=0):

@@ -43,18 +43,18 @@ class Pending(NamedTuple):
 
 
 @logged("all_reduce")
-def all_reduce_mean(bucket: torch.Tensor) -> Pending:
-    """Start averaging `bucket` [P] over all ranks, in place."""
-    averages = _averages(bucket)
+def all_reduce(bucket: torch.Tensor, mean: bool = True) -> Pending:
+    """Start averaging (or adding up) `bucket` [P] over all ranks, in place."""
+    averages = mean and _averages(bucket)
     work = dist.all_reduce(bucket, op=dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM, async_op=True)
     assert work is not None
-    return Pending(work, None if averages else bucket, dist.get_world_size())
+    return Pending(work, bucket if mean and not averages else None, dist.get_world_size())
 
 
 @logged("reduce_scatter")
-def reduce_scatter_mean(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
-    """Start averaging `bucket` [P] into `shard` [S], this rank's part of it; the rest is undefined."""
-    averages = _averages(bucket)
+def reduce_scatter(bucket: torch.Tensor, shard: torch.Tensor, mean: bool = True) -> Pending:
+    """Start averaging (or adding up) `bucket` [P] into `shard` [S], this rank's part; the rest is lost."""
+    averages = mean and _averages(bucket)
     operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
     try:
         work = reduce_scatter_flat(shard, bucket, op=operation, async_op=True)
@@ -65,7 +65,7 @@ def reduce_scatter_mean(bucket: torch.Tensor, shard: torch.Tensor) -> Pending:
             raise
         work = dist.all_reduce(bucket, op=operation, async_op=True)
     assert work is not None
-    return Pending(work, None if averages else shard, dist.get_world_size())
+    return Pending(work, shard if mean and not averages else None, dist.get_world_size())
 
 
 @logged("all_gather")

@@ -75,7 +75,9 @@ ZERO: Mapping[str, Answer] = {
     **settings_of(ZeroConfig),
     **settings_of(Stage3Config, "stage3_"),
     "leaf_module": Section(settings_of(LeafModules)),
-    "ignore_unused_parameters": Refused("an error on unused parameters is not supported", off=(True, None)),
+    "ignore_unused_parameters": NoEffect(
+        "a parameter without a gradient is stepped with a gradient of zero", quiet=(True, None), warn=True
+    ),
     "stage3_max_reuse_distance": NoEffect(
         "units are gathered ahead, up to stage3_max_live_parameters, and released after use", quiet=(1e9,)
     ),
@@ -243,7 +245,6 @@ TOP: Mapping[str, Answer] = {
     ),
     "prescale_gradients": NoEffect("the mean over ranks is the same either way", quiet=(False,)),
     "gradient_predivide_factor": NoEffect("the mean over ranks is the same either way", quiet=(1, None)),
-    "gradient_allreduce_op": Refused("gradients are averaged over ranks", off=("mean", None)),
     "fp32_allreduce": Refused(_NOT_YET, hint='write "data_types": {"grad_accum_dtype": "fp32"}'),
     "seq_parallel_communication_data_type": NoEffect(
         "there is no sequence parallelism", quiet=("fp32", None)

@@ -195,6 +195,9 @@ class EngineConfig:
     managed_gradient_accumulation: bool = setting(
         True, "count micro steps; false: every step() is an optimizer step, and losses are not divided"
     )
+    gradient_allreduce_op: str = setting(
+        "mean", "what the gradients of the ranks become: their mean, or their sum", choices=("mean", "sum")
+    )
     dataloader_drop_last: bool = setting(False, "leave the last, smaller micro batch out")
     log_level: int = logging.INFO
     dump_state: bool = setting(False, "say the whole configuration at start")

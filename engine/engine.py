@@ -25,6 +25,7 @@ from dslaunch.engine.gatherer import Gatherer
 from dslaunch.engine.lr_schedules import LrScheduler
 from dslaunch.engine.model_weights import make_whole
 from dslaunch.engine.optimizer import ShardedOptimizer
+from dslaunch.engine.parameter_offload import ParameterOffload
 from dslaunch.engine.parking import Parking
 from dslaunch.engine.placement import Placement
 from dslaunch.engine.ranks import Ranks
@@ -46,6 +47,7 @@ class EngineParts:
     placement: Placement
     gatherer: Gatherer | None  # of stage 3 on several ranks
     optimizer: ShardedOptimizer | None
+    parameter_offload: ParameterOffload | None  # of stage 3
     lr_scheduler: LrScheduler | None
     training_dataloader: TrainingDataLoader | None
     saves: Saves
@@ -68,7 +70,8 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
         self.ranks = parts.ranks
         self.placement = parts.placement
         self.gatherer = parts.gatherer
-        self.optimizer = parts.optimizer
+        self.zero_optimizer = parts.optimizer
+        self.parameter_offload = parts.parameter_offload
         self.lr_scheduler = parts.lr_scheduler
         self.training_dataloader = parts.training_dataloader
         self.saves = parts.saves
@@ -101,8 +104,8 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The module's own forward; inputs are cast under fp16.auto_cast."""
         self.parking.check("forward", "lp_params")
-        if self.optimizer is not None and torch.is_grad_enabled():
-            self.optimizer.reducer.after_backward()
+        if self.zero_optimizer is not None and torch.is_grad_enabled():
+            self.zero_optimizer.reducer.after_backward()
         if self.settings.fp16.auto_cast and self.settings.dtype == "fp16":
             inputs, named = cast_floating((inputs, named), torch.float16)
         with self.watch.phase("forward"), forward_precision(self.settings.autocast, self.device):
@@ -187,8 +190,8 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the accumulated gradients; they stay views into the buckets."""
-        if self.optimizer is not None:
-            self.optimizer.zero_grad()
+        if self.zero_optimizer is not None:
+            self.zero_optimizer.zero_grad()
         else:
             super().zero_grad(set_to_none)
 
@@ -236,15 +239,15 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
         """Release the parameters that stage 3 has gathered; wait for those that are on their way."""
         if self.gatherer is not None:
             self.gatherer.finish_pass()
-        if self.optimizer is not None and self.optimizer.late_gather is not None:
-            self.optimizer.late_gather.finish()
-        if self.optimizer is not None:
-            self.optimizer.finish_stepping()
+        if self.zero_optimizer is not None and self.zero_optimizer.late_gather is not None:
+            self.zero_optimizer.late_gather.finish()
+        if self.zero_optimizer is not None:
+            self.zero_optimizer.finish_stepping()
 
     def _end_late_gather(self) -> None:
-        if self.optimizer is not None and self.optimizer.late_gather is not None:
-            self.optimizer.late_gather.remove()
-            self.optimizer.wait_late(None)
+        if self.zero_optimizer is not None and self.zero_optimizer.late_gather is not None:
+            self.zero_optimizer.late_gather.remove()
+            self.zero_optimizer.wait_late(None)
 
     def compile(self, backend: str = "inductor", compile_kwargs: Mapping[str, Any] | None = None) -> None:
         """torch.compile the module in place: as a whole, or unit by unit where units are gathered."""
@@ -270,25 +273,25 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
         if self.gatherer is not None:
             self.gatherer.detach()
             self.gatherer = None
-        if self.optimizer is not None:
-            self.optimizer.reducer.remove()
+        if self.zero_optimizer is not None:
+            self.zero_optimizer.reducer.remove()
         make_whole(self.module)
         hide_externals(self.module)
-        self.optimizer = None
+        self.zero_optimizer = self.parameter_offload = None
         self.lr_scheduler = None
 
     def _must_train(self) -> ShardedOptimizer:
         self.parking.check("backward() or step()")
-        if self.optimizer is None:
+        if self.zero_optimizer is None:
             raise EngineError(
                 "must provide optimizer during init in order to use backward/step",
                 "name an optimizer in the config, or pass optimizer= to initialize",
             )
-        return self.optimizer
+        return self.zero_optimizer
 
     def _arm(self) -> None:
-        if self.optimizer is not None:
-            self.optimizer.reducer.armed = self._syncing and self.is_gradient_accumulation_boundary()
+        if self.zero_optimizer is not None:
+            self.zero_optimizer.reducer.armed = self._syncing and self.is_gradient_accumulation_boundary()
 
 
 def _describe(loss: object) -> str:

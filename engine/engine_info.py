@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from dslaunch.engine.dataloader import TrainingDataLoader
 from dslaunch.engine.distributed import current_world
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.optimizer import ShardedOptimizer
+from dslaunch.engine.parameter_offload import ParameterOffload
 from dslaunch.engine.placement import DTYPES
 
 if TYPE_CHECKING:
@@ -25,18 +26,19 @@ class EngineInfo:
 
     settings: EngineConfig
     batch_sizes: BatchSizes
-    optimizer: ShardedOptimizer | None
+    zero_optimizer: ShardedOptimizer | None
+    parameter_offload: ParameterOffload | None
     dp_world_size: int
     global_rank: int
 
     def set_lr(self, lr: float) -> None:
         """Give every parameter group this learning rate."""
-        if self.optimizer is not None:
-            self.optimizer.set_lr(lr)
+        if self.zero_optimizer is not None:
+            self.zero_optimizer.set_lr(lr)
 
     def get_global_grad_norm(self) -> float | None:
         """The L2 norm of the last step's mean gradient over all ranks, unscaled and before clipping."""
-        return None if self.optimizer is None else self.optimizer.global_norm()
+        return None if self.zero_optimizer is None else self.zero_optimizer.global_norm()
 
     def train_batch_size(self) -> int:
         """Samples of one optimizer step over all ranks."""
@@ -113,11 +115,11 @@ class EngineInfo:
 
     def loss_scale(self) -> float:
         """What `backward` multiplies the loss by; 1 unless in fp16."""
-        return 1.0 if self.optimizer is None else self.optimizer.loss_scale
+        return 1.0 if self.zero_optimizer is None else self.zero_optimizer.loss_scale
 
     def dynamic_loss_scale(self) -> bool:
         """Whether the loss scale changes with overflows."""
-        scaler = None if self.optimizer is None else self.optimizer.policy.scaler
+        scaler = None if self.zero_optimizer is None else self.zero_optimizer.policy.scaler
         return scaler is not None and scaler.dynamic
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
@@ -125,14 +127,19 @@ class EngineInfo:
         return DTYPES[self.settings.dtype], DTYPES[self.settings.grad_accum_dtype]
 
     @property
+    def optimizer(self) -> ShardedOptimizer | None:
+        """What trains; as in DeepSpeed, at stage 3 without an optimizer the handles of its hooks instead."""
+        return cast("ShardedOptimizer | None", self.zero_optimizer or self.parameter_offload)
+
+    @property
     def basic_optimizer(self) -> ShardedOptimizer | None:
         """The optimizer; nothing is wrapped around it."""
-        return self.optimizer
+        return self.zero_optimizer
 
     @property
     def client_optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer that the script gave to initialize."""
-        return None if self.optimizer is None else self.optimizer.plan.client
+        return None if self.zero_optimizer is None else self.zero_optimizer.plan.client
 
     @property
     def data_parallel_group(self) -> dist.ProcessGroup | None:

@@ -18,7 +18,7 @@ class EngineProgress:
     """Mixed into `Engine`. What depends on the last step's verdict settles it first, and waits if need be."""
 
     settings: EngineConfig
-    optimizer: ShardedOptimizer | None
+    zero_optimizer: ShardedOptimizer | None
     lr_scheduler: LrScheduler | None
     training_dataloader: TrainingDataLoader | None
     global_rank: int
@@ -48,23 +48,25 @@ class EngineProgress:
     def get_lr(self) -> list[float]:
         """The learning rate of every parameter group."""
         self.settle()
-        return [] if self.optimizer is None else [group["lr"] for group in self.optimizer.param_groups]
+        return (
+            [] if self.zero_optimizer is None else [group["lr"] for group in self.zero_optimizer.param_groups]
+        )
 
     def get_mom(self) -> list[object]:
         """The betas of every parameter group, or its momentum; 0 where it has neither."""
         self.settle()
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        groups = [] if self.zero_optimizer is None else self.zero_optimizer.param_groups
         return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
 
     def settle(self) -> None:
         """Read the last step's verdict; what was counted on it is taken back where it was left out."""
-        if self._is_open and self.optimizer is not None:
+        if self._is_open and self.zero_optimizer is not None:
             self._is_open = False
-            if self.optimizer.overflow:
+            if self.zero_optimizer.overflow:
                 self._applied = False
                 if self._advance is not None:
-                    self._advance.take_back(self.optimizer)
-                self._tell_left_out(self.optimizer)
+                    self._advance.take_back(self.zero_optimizer)
+                self._tell_left_out(self.zero_optimizer)
             self._advance = None
 
     def _conclude(self, optimizer: ShardedOptimizer, lr_kwargs: Mapping[str, Any]) -> None:
@@ -91,7 +93,7 @@ class EngineProgress:
         )
 
     def _progress(self) -> Progress:
-        loader, optimizer = self.training_dataloader, self.optimizer
+        loader, optimizer = self.training_dataloader, self.zero_optimizer
         groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
         return Progress(
             self.global_steps,

@@ -25,7 +25,7 @@ class EngineWeights:
     """Mixed into `Engine`."""
 
     module: torch.nn.Module
-    optimizer: ShardedOptimizer | None
+    zero_optimizer: ShardedOptimizer | None
     global_rank: int
     global_steps: int
     settings: EngineConfig
@@ -83,7 +83,7 @@ class EngineWeights:
         kinds = chosen_kinds(include)
         engine = cast("Engine", self)
         engine.empty_partition_cache()
-        optimizer = self.optimizer
+        optimizer = self.zero_optimizer
         if "contiguous_grad_buffer" in kinds and optimizer is not None:
             optimizer.reducer.free_buffers()
         buckets = [*engine.placement.trained, *engine.placement.frozen]
@@ -140,8 +140,8 @@ class EngineWeights:
     def load_module_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Load whole tensors into the module, sharded or not, and take the masters from them."""
         load_module(cast("Engine", self), dict(state_dict), strict)
-        if self.optimizer is not None:
-            self.optimizer.refresh_masters()
+        if self.zero_optimizer is not None:
+            self.zero_optimizer.refresh_masters()
 
     def save_16bit_model(
         self,

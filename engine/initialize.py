@@ -95,8 +95,9 @@ def initialize(
     placement = place(model, plan, settings, world, device)
     gatherer = _build_gatherer(model, placement, settings, world)
     wrapped = None if plan is None else _build_optimizer(plan, placement, gatherer, settings)
-    if wrapped is not None and settings.zero.stage == 3:
-        wrapped.parameter_offload = ParameterOffload(model, gatherer)
+    parameter_offload = ParameterOffload(model, gatherer) if settings.zero.stage == 3 else None
+    if wrapped is not None and parameter_offload is not None:
+        wrapped.parameter_offload = parameter_offload
     if wrapped is not None and is_wanted():
         arrive_late = placement.sharding.num_shards > 1 or wrapped.offload is not None
         watches = arrive_late and not placement.sharded
@@ -116,6 +117,7 @@ def initialize(
             placement=placement,
             gatherer=gatherer,
             optimizer=wrapped,
+            parameter_offload=parameter_offload,
             lr_scheduler=_scheduler(settings, lr_scheduler, wrapped, plan),
             training_dataloader=None
             if training_data is None
@@ -141,6 +143,7 @@ def _build_optimizer(
         )
     offload = build_offload(plan, placement, zero.offload_optimizer)
     host_gradients = None if offload is None else offload.gradients
+    averages = settings.gradient_allreduce_op == "mean"
     reducer: GradientReducer
     if placement.sharding.gradients:
         reducer = ShardReducer(
@@ -149,10 +152,11 @@ def _build_optimizer(
             DTYPES[settings.grad_accum_dtype],
             _ignore if gatherer is None else gatherer.bucket_complete,
             host_gradients,
+            averages,
         )
     else:
         num_ranks = collectives.num_ranks()
-        reducer = Reducer(placement.trained, placement.sharding, num_ranks, overlap, host_gradients)
+        reducer = Reducer(placement.trained, placement.sharding, num_ranks, overlap, host_gradients, averages)
     scaler = LossScaler(settings.fp16) if settings.scales_loss else None
     skip = scaler is not None or settings.check_grad_overflow
     policy = StepPolicy(settings.gradient_clipping, skip, scaler)
@@ -207,7 +211,7 @@ def _introduce(engine: Engine) -> None:
         log.say(rank, note)
     for warning in config.warnings:
         log.warn(rank, warning)
-    buckets = [] if engine.optimizer is None else list(engine.optimizer.buckets)
+    buckets = [] if engine.zero_optimizer is None else list(engine.zero_optimizer.buckets)
     trained = sum(slot.numel for bucket in buckets for slot in bucket.spec.slots)
     log.say(
         rank,

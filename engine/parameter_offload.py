@@ -1,4 +1,5 @@
 """`engine.optimizer.parameter_offload`: the handles by which TRL takes stage 3's hooks off around generation.
+Without an optimizer (a reference or reward model) `engine.optimizer` is that object itself.
 
 While parameters are gathered for a whole generation the hooks have nothing to do; scripts then remove each of
 `forward_hooks` and `backward_hooks`, and afterwards call `_register_deepspeed_module(module)`.
@@ -50,8 +51,8 @@ class ParameterOffload:
         self.backward_hooks: list[HookHandle] = [HookHandle(gatherer)]
         show_externals(module)
 
-    def get_param_coordinator(self) -> ParamCoordinator:
-        """`param_coordinator`."""
+    def get_param_coordinator(self, training: bool = True) -> ParamCoordinator:
+        """`param_coordinator`; older DeepSpeed has one for training and one for evaluation."""
         return self.param_coordinator
 
     def _register_deepspeed_module(self, module: torch.nn.Module) -> None:
@@ -65,3 +66,5 @@ class ParameterOffload:
         """Release the parameters that are gathered."""
         if self._gatherer is not None:
             self._gatherer.finish_pass()
+
+    partition_all_parameters = empty_partition_cache

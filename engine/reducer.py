@@ -27,6 +27,7 @@ class GradientReducer(Protocol):
     """What turns gradients into the mean over ranks of this rank's shard; one class per gradient policy."""
 
     armed: bool
+    averages: bool  # over the ranks; else their gradients are added up, and "mean" stands for that
 
     @property
     def has_sent(self) -> bool:
@@ -61,7 +62,9 @@ class Reducer:
         num_ranks: int,
         overlap: bool,
         host_gradients: HostGradients | None = None,
+        averages: bool = True,
     ) -> None:
+        self.averages = averages
         self.armed = False  # the engine sets it: the next backward is the last of this optimizer step
         self._buckets = buckets
         self._num_ranks = num_ranks
@@ -201,8 +204,8 @@ class Reducer:
         if self._num_ranks == 1:
             return None
         if self._sharded:
-            return collectives.reduce_scatter_mean(bucket.grads, bucket.grad_shard)
-        return collectives.all_reduce_mean(bucket.grads)
+            return collectives.reduce_scatter(bucket.grads, bucket.grad_shard, self.averages)
+        return collectives.all_reduce(bucket.grads, self.averages)
 
 
 def arrived_twice(name: str) -> EngineError:

@@ -56,9 +56,9 @@ def safe_get_full_grad(param: torch.nn.Parameter) -> torch.Tensor | None:
     optimizer = _optimizer(home)
     reducer = optimizer.reducer
     if isinstance(reducer, Reducer) and param.grad is not None and not (reducer.armed or reducer.has_sent):
-        mean = param.grad.detach().float().clone()
-        collectives.all_reduce_sum(mean)
-        return mean / (collectives.num_ranks() * optimizer.loss_scale)
+        total = param.grad.detach().float().clone()
+        collectives.all_reduce_sum(total)
+        return total / ((collectives.num_ranks() if reducer.averages else 1) * optimizer.loss_scale)
     reducer.finish()
     return _collect(home, _grad(home)) / optimizer.loss_scale
 

@@ -46,7 +46,9 @@ class ShardReducer:
         grad_dtype: torch.dtype,
         on_complete: Callable[[Bucket], None],
         host_gradients: HostGradients | None = None,
+        averages: bool = True,
     ) -> None:
+        self.averages = averages
         self.armed = False  # every round reduces; in the last one of a step, shards go on to the host
         self._host_gradients = host_gradients
         self._sent_last = [False] * len(buckets)
@@ -170,7 +172,7 @@ class ShardReducer:
         buffer = self._buffer(slot)[: bucket.spec.numel]
         self._take(number, buffer, slot=slot)
         into = bucket.grad_shard if fresh else torch.empty_like(bucket.grad_shard)
-        pending = collectives.reduce_scatter_mean(buffer, into)
+        pending = collectives.reduce_scatter(buffer, into, self.averages)
         self._arriving[slot] = _Arriving(pending, bucket, into, is_last)
 
     def _buffer(self, slot: int) -> torch.Tensor:

@@ -106,7 +106,7 @@ class GatheredParameters:
 def unwrap_model_for_generation(model: Engine) -> Iterator[Engine]:
     """Have all parameters of a stage-3 engine whole inside the `with` block, and no hooks. Collective."""
     with GatheredParameters(model.parameters()):
-        offload = None if model.optimizer is None else getattr(model.optimizer, "parameter_offload", None)
+        offload = model.parameter_offload
         for handle in () if offload is None else offload.forward_hooks:
             handle.remove()
         try:

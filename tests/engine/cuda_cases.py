@@ -48,8 +48,8 @@ def check_collectives() -> None:
         scattered, reduced, gathered = base + rank, base + rank, torch.zeros_like(base)
         gathered[own] = base[own]
         for pending in (
-            collectives.reduce_scatter_mean(scattered, scattered[own]),
-            collectives.all_reduce_mean(reduced),
+            collectives.reduce_scatter(scattered, scattered[own]),
+            collectives.all_reduce(reduced),
             collectives.all_gather(gathered, gathered[own]),
         ):
             pending.wait()

@@ -8,9 +8,11 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from zero_models import Model, assert_close, batch, engine_of, live_numel, train, twins, whole
+from zero_models import Model, assert_close, batch, config, engine_of, live_numel, train, twins, whole
 
 import dslaunch.engine as deepspeed
+from dslaunch.engine.parameter_offload import ParameterOffload
+from dslaunch.engine.safe_access import safe_get_full_grad
 from dslaunch.engine.sharded import ZeroParamStatus
 
 
@@ -42,6 +44,53 @@ def hooks_come_off_around_generation() -> None:
         assert [unwrapped.module(batch(9)).item()] == expected[:1] == expected[1:]
     assert losses + train(engine, 2, 2) == alone
     assert live_numel(engine) == 0
+
+
+def a_reference_model_gives_its_handles() -> None:
+    """What TRL does around generation with a model that nobody trains: `optimizer` has the hooks itself."""
+    plain = {name: value for name, value in config().items() if name != "optimizer"}
+    engine, offload, _, _ = deepspeed.initialize(model=Model(), config=plain)
+    assert offload is engine.optimizer
+    assert isinstance(offload, ParameterOffload)
+    assert not hasattr(offload, "parameter_offload")
+    with torch.no_grad():
+        expected = engine(batch(9)).item()
+    with deepspeed.zero.GatheredParameters(engine.parameters()):
+        for hook in (*offload.forward_hooks, *offload.backward_hooks):
+            hook.remove()
+        offload.forward_hooks, offload.backward_hooks = [], []
+        with torch.no_grad():
+            assert engine.module(batch(9)).item() == expected
+        offload._register_deepspeed_module(offload.module)
+    offload.partition_all_parameters()
+    assert live_numel(engine) == 0
+    with deepspeed.zero.unwrap_model_for_generation(engine) as unwrapped, torch.no_grad():
+        assert unwrapped.module(batch(9)).item() == expected
+    with torch.no_grad():
+        assert engine(batch(9)).item() == expected
+    with pytest.raises(deepspeed.EngineError, match="must provide optimizer"):
+        engine.step()
+    assert deepspeed.initialize(model=Model(), config={**plain, "zero_optimization": {"stage": 2}})[1] is None
+
+
+def gradients_may_be_added_up(stage: int) -> None:
+    """gradient_allreduce_op sum: what the mean is, times the ranks; norms and clipping are of the sum."""
+    first, second = twins(Model)
+    world = dist.get_world_size()
+    grads: list[tuple[object, ...]] = []
+    mean = engine_of(first, stage, gradient_accumulation_steps=2)
+    total = engine_of(second, stage, gradient_accumulation_steps=2, gradient_allreduce_op="sum")
+    for engine in (mean, total):
+        place = engine.module.place.weight  # type: ignore[union-attr]
+        engine.backward(engine(batch(0)))
+        early = safe_get_full_grad(place)
+        engine.step()
+        engine.backward(engine(batch(1)))
+        late = safe_get_full_grad(place)
+        engine.step()
+        grads.append((early, late, engine.get_global_grad_norm()))
+    for ours, sums in zip(*grads, strict=True):
+        torch.testing.assert_close(torch.as_tensor(sums), torch.as_tensor(ours) * world)
 
 
 def modules_can_be_copied() -> None:

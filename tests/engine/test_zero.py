@@ -29,6 +29,8 @@ from rank_pool import RankPool
         ("zero_cases", "no_sync_reduces_all_the_same", (2,)),
         ("zero_cases", "collectives_by_deepspeeds_names", ()),
         ("script_cases", "hooks_come_off_around_generation", ()),
+        ("script_cases", "a_reference_model_gives_its_handles", ()),
+        *(("script_cases", "gradients_may_be_added_up", (stage,)) for stage in range(4)),
         ("script_cases", "getters_say_what_the_config_says", ()),
         ("script_cases", "the_script_counts_micro_steps", (1,)),
         ("zero_cases", "dropped_engines_are_collected", (1,)),

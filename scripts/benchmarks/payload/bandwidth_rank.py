@@ -40,7 +40,7 @@ def calls(whole: torch.Tensor, shard: torch.Tensor, raw: object) -> dict[str, Ca
         raw_scatter = lambda: collectives.reduce_scatter_flat(shard, whole)  # noqa: E731
         raw_gather = lambda: collectives.all_gather_flat(whole, own.clone())  # noqa: E731
     return {
-        "reduce_scatter": lambda: collectives.reduce_scatter_mean(whole, shard).wait(),
+        "reduce_scatter": lambda: collectives.reduce_scatter(whole, shard).wait(),
         "raw reduce_scatter": raw_scatter,
         "all_gather": lambda: collectives.all_gather(whole, own).wait(),
         "raw all_gather": raw_gather,
