@@ -36,6 +36,7 @@ class ShardState:
     master: Master
     states: dict[str, torch.Tensor]  # [S] each, by name: exp_avg, ...; which ones, the rule decides
     starts: dict[str, float]  # what each of them starts from
+    readers: tuple[Waitable, ...] = ()  # snapshots that are being taken of it
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -49,13 +50,21 @@ class ShardState:
     @torch.no_grad()
     def write(self, kind: str, values: torch.Tensor, part: slice) -> None:
         """Set elements of the master, or of the state of that name."""
+        self.claim()
         if kind == "master":
             self.master.write(values, part)
         else:
             self.states[kind][part].copy_(values)
 
+    def claim(self) -> None:
+        """Wait for `readers`: to be called before each change. See checkpoint_snapshot.py."""
+        for reader in self.readers:
+            reader.wait()
+        self.readers = ()
+
     def restart(self) -> None:
         """Forget what the states have learned."""
+        self.claim()
         for name, state in self.states.items():
             state.fill_(self.starts[name])
 
@@ -147,6 +156,11 @@ class Bucket:
             low - slot.offset, high - slot.offset
         )
 
+    def claim(self) -> None:
+        """To be called before each change of the shard or its state."""
+        if self.state is not None:
+            self.state.claim()
+
     def gather(self) -> None:
         """Have the whole parameters here; a resident bucket has."""
 
@@ -166,6 +180,7 @@ class Bucket:
         self.finish_stepping()
         part, of_member = self.parts(index)
         written = self.members[index].data.view(-1)[of_member]
+        self.claim()
         self.param_shard[part].copy_(written)
         if self.state is not None:
             self.state.master.refresh(part)
@@ -173,6 +188,7 @@ class Bucket:
     def refresh_master(self) -> None:
         """Take the master anew from the parameters, after something else has written those."""
         if self.state is not None:
+            self.state.claim()
             self.state.master.refresh()
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dslaunch.engine import checkpoint_manifest as manifests
-from dslaunch.engine.buckets import Bucket, home_of
+from dslaunch.engine.buckets import Bucket, ShardState, home_of
 from dslaunch.engine.checkpoint_manifest import FROZEN, PARAM, Counters, Manifest, ParamEntry, WholeEntry
 from dslaunch.engine.errors import CheckpointError
 from dslaunch.engine.layout import even_part, pieces_of
@@ -33,6 +33,7 @@ class Contents:
     """A checkpoint before it is written; of `manifest` only `files` and the time are missing."""
 
     tensors: Mapping[str, torch.Tensor | Deferred]  # this rank's, as they lie in the engine
+    states: Mapping[str, ShardState]  # of those tensors that nobody changes who has not claimed it, which
     state: bytes | None  # rank 0's: what is not tensors of the model
     manifest: Manifest
 
@@ -50,10 +51,14 @@ def collect(engine: Engine, what: What) -> Contents:
     """The engine's state as it is now; CheckpointError where the client state cannot be read back safely."""
     rank, world = engine.global_rank, engine.world_size
     tensors: dict[str, torch.Tensor | Deferred] = {}
+    states: dict[str, ShardState] = {}
     params: dict[str, ParamEntry] = {}
     for name, bucket in _buckets(engine, what.exclude_frozen):
         if bucket.spec.numel:
             tensors |= {f"{name}.{kind}": part for kind, part in _parts(bucket, world, rank).items()}
+            if (state := bucket.state) is not None:
+                claimed = [kind for kind in state.kinds if kind != "master" or not _shows_master(bucket)]
+                states |= {f"{name}.{kind}": state for kind in claimed}
         pieces = pieces_of(bucket.spec, name, world)
         group = FROZEN if bucket.state is None else bucket.spec.group
         for slot, shape in zip(bucket.spec.slots, bucket.shapes, strict=True):
@@ -65,9 +70,9 @@ def collect(engine: Engine, what: What) -> Contents:
         if entry.file == rank:
             tensors[manifests.whole_tensor(name)] = loose[name]
     optimizer = engine.zero_optimizer
-    state = None
+    rest = None
     if rank == 0:
-        state = _safe_pickle(
+        rest = _safe_pickle(
             {
                 "client_state": dict(what.client_state),
                 "loss_scaler": None if optimizer is None else optimizer.scaler_state(),
@@ -95,7 +100,7 @@ def collect(engine: Engine, what: What) -> Contents:
         kinds=_kinds(optimizer),
         files={},
     )
-    return Contents(tensors, state, manifest)
+    return Contents(tensors, states, rest, manifest)
 
 
 def tied_names(module: torch.nn.Module) -> dict[str, str]:
@@ -156,6 +161,14 @@ def _master_of(master: Master, own: slice) -> torch.Tensor | Deferred:
         return master.values(own)
     numel = own.stop - own.start
     return Deferred(torch.float32, (numel,), partial(master.pieces, own), master.param.is_cuda)
+
+
+def _shows_master(bucket: Bucket) -> bool:
+    """Whether masters lie in parameters that the module shows, which a script may edit at any time."""
+    assert bucket.state is not None
+    master = bucket.state.master
+    shown = bucket.params.untyped_storage().data_ptr()
+    return (master.is_split or master.is_param) and master.param.untyped_storage().data_ptr() == shown
 
 
 def _kinds(optimizer: ShardedOptimizer | None) -> tuple[tuple[str, ...], ...]:

@@ -227,7 +227,7 @@ TOP: Mapping[str, Answer] = {
                 choices=("Warn", "Ignore", "Fail"),
             ),
             "async": Honoured(
-                "flag", "copy the state and write it in the background while training goes on", False, True
+                "flag", "copy and write the state in the background while training goes on", False, True
             ),
             **settings_of(CheckpointConfig),
             "load_universal": Refused(

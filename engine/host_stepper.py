@@ -123,6 +123,7 @@ class HostStepper:
         host, shard = bucket.host, bucket.param_shard
         assert host is not None
         job.arrived.join()
+        state.claim()
         master = state.master.kept  # the host's are whole
         low = shard.dtype != master.dtype
         buffer = None if bucket.is_kept_on_host else self._next_buffer(shard.dtype)

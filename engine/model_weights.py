@@ -112,6 +112,7 @@ def load_sharded(module: torch.nn.Module, tensors: dict[str, object]) -> set[str
             )
         home.bucket.finish_stepping()
         part, of_member = home.bucket.parts(home.index)
+        home.bucket.claim()
         home.bucket.param_shard[part].copy_(value.reshape(-1)[of_member])
         taken.add(name)
     return taken

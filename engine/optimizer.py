@@ -363,6 +363,7 @@ class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
 def _shard_of(bucket: Bucket) -> Shard:
     assert bucket.state is not None
+    bucket.state.claim()
     master, states = bucket.state.master, tuple(bucket.state.states.values())
     return Shard(master.kept, states, bucket.mean_grad, master.out, bucket.own.start, bucket.spec.index)
 

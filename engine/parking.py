@@ -63,8 +63,9 @@ def chosen_kinds(include: Container[object] | None) -> list[str]:
 
 
 def tensors_of(kind: str, buckets: list[Bucket]) -> Iterator[torch.Tensor]:
-    """The tensors of that kind that are on the device."""
+    """The tensors of that kind that are on the device, about to be taken from there."""
     for bucket in buckets:
+        bucket.claim()
         if kind == "lp_params":
             if not isinstance(bucket, ShardedBucket):
                 yield bucket.params

@@ -130,9 +130,11 @@ def _trained(param: torch.nn.Parameter) -> Home | None:
 
 
 def _must_be_trained(param: torch.nn.Parameter) -> Home:
+    """Where the parameter lives, about to be written."""
     home = _trained(param)
     if home is None:
         raise EngineError("the parameter is not trained by an engine", "pass a parameter of engine.module")
+    home.bucket.claim()
     return home
 
 

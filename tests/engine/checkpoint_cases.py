@@ -27,6 +27,7 @@ def engine_of(
     flags: tuple[str, ...] = ("tied", "frozen"),
     fp16: bool = False,
     checkpoint: dict[str, object] | None = None,
+    zero: dict[str, object] | None = None,
 ) -> deepspeed.Engine:
     torch.manual_seed(init_seed)
     model = Net(flags)
@@ -47,6 +48,7 @@ def engine_of(
                 "stage": stage,
                 "reduce_bucket_size": 400 if init_seed % 2 else 5e8,
                 "stage3_param_persistence_threshold": 20 if init_seed % 2 else 300,
+                **(zero or {}),
             },
             "checkpoint": checkpoint or {},
             "log_level": "error",

@@ -22,11 +22,13 @@ import dslaunch.engine as deepspeed
 
 ROOT = Path(__file__).parents[2]
 WAYS = [(1, "bf16"), (2, "fp16"), (3, "bf16"), (3, "fp32"), (0, "bf16")]
+ROWS = 16384  # a step computes for about as long as it would in training
 NUM_LAYERS, WIDTH = 48, 2048  # 201 million elements: 2.4 GB of masters and moments
 
 
 def on_rank(directory: Path) -> None:
     from checkpoint_cases import engine_of, train, whole_of
+    from snapshot_cases import changes_come_after_the_snapshot
 
     deepspeed.init_distributed("cpu:gloo,cuda:nccl")
     world, rank = dist.get_world_size(), dist.get_rank()
@@ -52,6 +54,9 @@ def on_rank(directory: Path) -> None:
         train(engine, 1, 0)
     told = {"world": world, "loads": num_loads, "wrong": wrong}
     if world == 2:
+        for stage, dtype in ((1, "bf16"), (3, "bf16"), (0, "fp32")):
+            where = str(directory / f"changes{stage}")
+            wrong += changes_come_after_the_snapshot(where, stage, dtype, offload=False)
         told |= stalls(directory)
     if rank == 0:
         print(json.dumps(told), flush=True)
@@ -67,7 +72,10 @@ def same(a: object, b: object) -> bool:
 
 
 def stalls(directory: Path) -> dict[str, float]:
-    """Seconds that saving holds training up: at once, and in the background once its memory is there."""
+    """Seconds that saving holds training up: at once, and in the background once its memory is there.
+
+    `step_s` is a training step alone, `sync_step_s` and `async_step_s` one that a save was begun before.
+    """
     found: dict[str, float] = {}
     for name in ("sync", "async"):
         model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(NUM_LAYERS)))
@@ -80,14 +88,21 @@ def stalls(directory: Path) -> dict[str, float]:
             "log_level": "error",
         }
         engine = deepspeed.initialize(model=model, config=config)[0]
-        for _ in range(2):
+        x = torch.randn(ROWS, WIDTH, device=engine.device, dtype=torch.bfloat16)
+        for saves in (False, True, False, True):
             torch.cuda.synchronize()
             dist.barrier()
             start = time.perf_counter()
-            engine.save_checkpoint(directory, tag=name)
-            found[f"{name}_stall_s"] = time.perf_counter() - start
+            if saves:
+                engine.save_checkpoint(directory, tag=name)
+                found[f"{name}_stall_s"] = time.perf_counter() - start
+            engine.backward(engine(x).float().square().mean())
+            engine.step()
+            torch.cuda.synchronize()
+            found[f"{name}_step_s" if saves else "step_s"] = time.perf_counter() - start
             engine.wait_for_checkpoint()
-            found[f"{name}_s"] = time.perf_counter() - start
+            if saves:
+                found[f"{name}_s"] = time.perf_counter() - start
         engine.destroy()
         del engine, model
     return found

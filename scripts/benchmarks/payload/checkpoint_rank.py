@@ -2,7 +2,9 @@
 
 Subjects: `dslaunch` and `dslaunch async` (the engine), `dcp` and `dcp async` (torch.distributed.checkpoint,
 of DTensors of the same shards), `deepspeed` where it is installed. All write fp32 masters and two moments,
-of ZeRO 3 or its like, in rounds one after the other. Times are the slowest rank's.
+of ZeRO 3 or its like, in rounds one after the other. Times are the slowest rank's. Training stalls in the
+call that saves, and where the step after it waits for the snapshot; beside, the step takes longer for what is
+done in the background on the same cores.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import dslaunch.engine as engine_module
+from dslaunch.engine.buckets import ShardState
 
 WIDTH = 1024
 STATE_BYTES = 12  # an element: master, two moments
@@ -96,32 +100,93 @@ def config_of(**more: object) -> dict[str, object]:
     }
 
 
-def step_once(engine: Any) -> None:
-    engine.backward(engine(torch.ones(1, WIDTH, device=engine.device)).square().mean())
+def step_once(engine: Any, rows: int) -> None:
+    engine.backward(engine(torch.ones(rows, WIDTH, device=engine.device)).square().mean())
     engine.step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
-Round = Callable[[Samples, Path], None]
+class Waiting:
+    """Adds up the seconds that training waits for a save. On a GPU the compute stream's are not seen."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+    def watch_claims(self) -> None:
+        """Count what optimizer steps wait for snapshots."""
+        claim = ShardState.claim
+
+        def timed(state: ShardState) -> None:
+            with self:
+                claim(state)
+
+        ShardState.claim = timed  # type: ignore[assignment]
 
 
-def dslaunch(num_layers: int, asynchronous: bool) -> Round:
-    subject = "dslaunch async" if asynchronous else "dslaunch"
+waiting = Waiting()
+Wait = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: `save` returns what waits until all is on disk."""
+
+    step: Callable[[], None]
+    save: Callable[[Path], Wait]
+    load: Callable[[Path], object] | None
+
+    def measure(self, name: str, samples: Samples, directory: Path) -> None:
+        with samples.timed(name, "step"):
+            self.step()
+        with samples.timed(name, "total"):
+            self.save(directory / "whole")()
+        if self.load is not None:
+            with samples.timed(name, "load"):
+                self.load(directory / "whole")
+        clear(directory)
+        waiting.seconds = 0.0
+        with samples.timed(name, "step_with_save"):
+            with waiting:
+                wait = self.save(directory / "beside")
+            self.step()
+        stall = torch.tensor(waiting.seconds, dtype=torch.float64)
+        dist.all_reduce(stall, dist.ReduceOp.MAX)
+        samples.found[name].setdefault("stall_s", []).append(stall.item())
+        wait()
+        clear(directory)
+
+
+def clear(directory: Path) -> None:
+    """Remove what was saved; nobody pays for another's dirty pages."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(directory)
+        os.sync()
+    dist.barrier()
+
+
+def done() -> None:
+    """A synchronous save has ended when it returns."""
+
+
+def dslaunch(num_layers: int, rows: int, asynchronous: bool) -> Subject:
     config = config_of(checkpoint={"async": asynchronous})
     engine = engine_module.initialize(model=model_of(num_layers), config=config)[0]
-    step_once(engine)
 
-    def run(samples: Samples, directory: Path) -> None:
-        with samples.timed(subject, "total"):
-            start = time.perf_counter()
-            engine.save_checkpoint(directory, tag="it")
-            stall = time.perf_counter() - start
-            engine.wait_for_checkpoint()
-        samples.found[subject].setdefault("stall_s", []).append(stall)
-        if not asynchronous:
-            with samples.timed(subject, "load"):
-                engine.load_checkpoint(directory)
+    def save(directory: Path) -> Wait:
+        engine.save_checkpoint(directory, tag="it")
+        return engine.wait_for_checkpoint
 
-    return run
+    load = None if asynchronous else engine.load_checkpoint
+    return Subject(lambda: step_once(engine, rows), save, load)
 
 
 def shards(num_layers: int, device: torch.device) -> dict[str, Any]:
@@ -134,74 +199,62 @@ def shards(num_layers: int, device: torch.device) -> dict[str, Any]:
     }
 
 
-def torch_dcp(num_layers: int, asynchronous: bool, device: torch.device) -> Round:
-    subject = "dcp async" if asynchronous else "dcp"
+def torch_dcp(step: Callable[[], None], num_layers: int, asynchronous: bool, device: torch.device) -> Subject:
     state = shards(num_layers, device)
+    group = dist.new_group(backend="gloo")  # the step beside uses the default one
 
-    def run(samples: Samples, directory: Path) -> None:
-        with samples.timed(subject, "total"):
-            start = time.perf_counter()
-            if asynchronous:
-                pending: Any = state_dict_saver.async_save(state, checkpoint_id=directory)
-                stall = time.perf_counter() - start
-                pending.result()
-            else:
-                state_dict_saver.save(state, checkpoint_id=directory)
-                stall = time.perf_counter() - start
-        samples.found[subject].setdefault("stall_s", []).append(stall)
+    def save(directory: Path) -> Wait:
         if not asynchronous:
-            with samples.timed(subject, "load"):
-                state_dict_loader.load(state, checkpoint_id=directory)
+            state_dict_saver.save(state, checkpoint_id=directory)
+            return done
+        pending: Any = state_dict_saver.async_save(state, checkpoint_id=directory, process_group=group)
+        return lambda: pending.result()
 
-    return run
+    def load(directory: Path) -> None:
+        state_dict_loader.load(state, checkpoint_id=directory)
+
+    return Subject(step, save, None if asynchronous else load)
 
 
-def deepspeed(num_layers: int) -> Round:
+def deepspeed(num_layers: int, rows: int) -> Subject:
     theirs: Any = importlib.import_module("deepspeed")
     config = config_of()
     del config["log_level"]
     engine = theirs.initialize(model=model_of(num_layers), config=config)[0]
-    step_once(engine)
 
-    def run(samples: Samples, directory: Path) -> None:
-        with samples.timed("deepspeed", "total"):
-            engine.save_checkpoint(directory, tag="it")
-        samples.found["deepspeed"]["stall_s"] = samples.found["deepspeed"]["total_s"]
-        with samples.timed("deepspeed", "load"):
-            engine.load_checkpoint(directory)
+    def save(directory: Path) -> Wait:
+        engine.save_checkpoint(directory, tag="it")
+        return done
 
-    return run
+    return Subject(lambda: step_once(engine, rows), save, engine.load_checkpoint)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--layers", type=int, required=True)
+    parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     args = parser.parse_args()
     engine_module.init_distributed()
+    waiting.watch_claims()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    subjects: dict[str, Round] = {
-        "dslaunch": dslaunch(args.layers, False),
-        "dcp": torch_dcp(args.layers, False, device),
-        "dslaunch-async": dslaunch(args.layers, True),
-        "dcp-async": torch_dcp(args.layers, True, device),
+    ours = dslaunch(args.layers, args.rows, False)
+    subjects = {
+        "dslaunch": ours,
+        "dcp": torch_dcp(ours.step, args.layers, False, device),
+        "dslaunch async": dslaunch(args.layers, args.rows, True),
+        "dcp async": torch_dcp(ours.step, args.layers, True, device),
     }
     if importlib.util.find_spec("deepspeed") is not None:
-        subjects["deepspeed"] = deepspeed(args.layers)
+        subjects["deepspeed"] = deepspeed(args.layers, args.rows)
     samples = Samples()
     for number in range(args.rounds + 1):
         if number == 1:
             samples.found.clear()  # the first round makes buffers and warms up
         turn = number % len(subjects)  # whoever follows another's removal differs from round to round
-        for name, run in [*subjects.items()][turn:] + [*subjects.items()][:turn]:
-            directory = args.directory / name
-            run(samples, directory)
-            dist.barrier()
-            if dist.get_rank() == 0:
-                shutil.rmtree(directory)
-                os.sync()  # nobody pays for another's dirty pages
-            dist.barrier()
+        for name, subject in [*subjects.items()][turn:] + [*subjects.items()][:turn]:
+            subject.measure(name, samples, args.directory / name.replace(" ", "-"))
     if dist.get_rank() == 0:
         num_bytes = args.layers * WIDTH * WIDTH * STATE_BYTES
         print(json.dumps({"bytes": num_bytes, "subjects": samples.found}))
