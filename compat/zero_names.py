@@ -57,15 +57,10 @@ def is_zero_param(parameter: object) -> bool:
 
 
 def is_zero_supported_optimizer(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `initialize` takes it."""
-    from dslaunch.engine.errors import EngineError
-    from dslaunch.engine.param_groups import client_rule
+    """Whether `initialize` takes it without zero_allow_untested_optimizer."""
+    from dslaunch.engine.param_groups import is_tested
 
-    try:
-        client_rule(optimizer)
-    except EngineError:
-        return False
-    return True
+    return is_tested(optimizer)
 
 
 def zero_wrapper_for_fp_tensor_constructor(function: Function, target_fp_dtype: torch.dtype) -> Function:

@@ -250,9 +250,6 @@ TOP: Mapping[str, Answer] = {
         "there is no sequence parallelism", quiet=("fp32", None)
     ),
     "disable_allgather": Refused("parameters are always gathered after the step"),
-    "zero_allow_untested_optimizer": NoEffect(
-        "the optimizer is always the engine's own", quiet=(False, True)
-    ),
     "zero_force_ds_cpu_optimizer": NoEffect("the optimizer is always the engine's own", quiet=(False, True)),
     "disable_python_gc": NoEffect("it is left to the script", quiet=(False,)),
     "monitor_config": NoEffect("write tensorboard, csv_monitor or wandb", quiet=(None,)),

@@ -88,6 +88,17 @@ def initialize(
         trained = [param for param in model.parameters() if param.requires_grad]
         optimizer = optimizer(trained if model_parameters is None else model_parameters)
     plan = plan_groups(settings.optimizer, optimizer, model_parameters, model)
+    if (
+        plan is not None
+        and plan.is_untested
+        and settings.zero.stage
+        and not settings.zero_allow_untested_optimizer
+    ):
+        raise EngineError(
+            'You are using an untested ZeRO Optimizer. Please add <"zero_allow_untested_optimizer": true> '
+            "in the configuration file to use it.",
+            f"{plan.name} was tried: it steps elements one by one, so that shards end as whole tensors would",
+        )
     device = use_device(world)
     if optimizer is not None:
         # Schedulers watch its step(), which nobody calls, and would warn about that.

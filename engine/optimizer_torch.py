@@ -1,4 +1,4 @@
-"""Optimizers of torch.optim on flat shards: those whose state is elementwise, but for a step count.
+"""Optimizers of torch.optim and of scripts on flat shards: elementwise ones, but for a count of steps.
 
 They are slower than the engine's own: torch steps one shard at a time, with temporaries.
 """
@@ -17,6 +17,7 @@ from dslaunch.engine.config_optimizer import OptimizerSpec
 from dslaunch.engine.config_unknown import unknown_key
 from dslaunch.engine.errors import ConfigError
 from dslaunch.engine.ops.shard import Shard
+from dslaunch.engine.optimizer_client import adopted, client_state, instance
 
 # A GPU's step counters would have to be tensors there; several tensors at once is nothing for one shard.
 _SETTLED = {"foreach": False, "capturable": False, "differentiable": False}
@@ -34,13 +35,18 @@ class TorchStep:
         """The step in place on `shard`, as torch does it; the gradient times `grad_scale` (None is 1)."""
         states, g = shard.states, shard.grad.to(shard.master.dtype)
         param = torch.nn.Parameter(shard.master)  # shares the memory
-        optimizer = _make(self.name, param, self.group)
-        names = torch_states(self.name, self.group)
-        if self.step > 1:
+        client = adopted(self.name)
+        if client is None:
+            optimizer = _make(self.name, param, self.group)
+            names = torch_states(self.name, self.group)
             count = torch.tensor(float(self.step - 1))
-            scalars = _scalars_after(self.name, optimizer.param_groups[0], self.step - 1)
-            optimizer.state[param] = {"step": count, **scalars, **dict(zip(names, states, strict=True))}
-        param.grad = g if grad_scale is None else g * grad_scale
+            rest = {"step": count, **_scalars_after(self.name, optimizer.param_groups[0], self.step - 1)}
+        else:
+            optimizer = instance(client, self.group, [param])
+            names, rest = client_state(client, self.group, self.step - 1)
+        if self.step > 1:
+            optimizer.state[param] = {**rest, **dict(zip(names, states, strict=True))}
+        param.grad = g.clone() if grad_scale is None else g * grad_scale
         with torch.enable_grad():
             optimizer.step()
         for name, kept in zip(names, states, strict=True):
@@ -70,6 +76,9 @@ def torch_hyperparameters(spec: OptimizerSpec) -> dict[str, object]:
 
 def torch_states(name: str, group: Mapping[str, object]) -> tuple[str, ...]:
     """The names of the elementwise states, which depend on the hyperparameters."""
+    client = adopted(name)
+    if client is not None:
+        return client_state(client, group, 0)[0]
     param = _probe()
     optimizer = _make(name, param, group)
     param.grad = torch.zeros_like(param)

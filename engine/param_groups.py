@@ -13,6 +13,7 @@ from dslaunch.engine.buckets import shape_of
 from dslaunch.engine.config import OptimizerConfig
 from dslaunch.engine.config_optimizer import TORCH_ELEMENTWISE, Rule, optimizer_spec
 from dslaunch.engine.errors import EngineError
+from dslaunch.engine.optimizer_client import adopt
 from dslaunch.engine.optimizer_torch import torch_hyperparameters
 
 ParamGroup = dict[str, object]
@@ -31,13 +32,14 @@ _CLIENT_RULES: Mapping[str, Rule] = {
 class GroupPlan:
     """The groups to train, hyperparameters filled in; `client` is the script's optimizer if they are its.
 
-    `rule` is how they are stepped, `name` the optimizer's.
+    `rule` is how they are stepped, `name` the optimizer's. `is_untested`: it is the script's own.
     """
 
     groups: list[ParamGroup]
     client: torch.optim.Optimizer | None = None
     rule: Rule = "adam"
     name: str = "AdamW"
+    is_untested: bool = False
 
 
 def plan_groups(
@@ -51,8 +53,10 @@ def plan_groups(
     A client optimizer wins over the config, as in DeepSpeed. Frozen parameters are left out of their groups.
     """
     if client is not None:
-        rule, kind = client_rule(client), _kind_of(client)
-        assert kind is not None
+        kind = _kind_of(client)
+        rule = None if kind is None else _CLIENT_RULES.get(kind.__name__)
+        if kind is None or rule is None:
+            return GroupPlan(_own_groups(client), client, "torch", adopt(client), is_untested=True)
         return GroupPlan(_client_groups(client, rule), client, rule, kind.__name__)
     if config is None:
         return None
@@ -128,17 +132,10 @@ def _trainable(params: object) -> list[torch.nn.Parameter]:
     return [param for param in cast("list[torch.nn.Parameter]", found) if param.requires_grad]
 
 
-def client_rule(client: torch.optim.Optimizer) -> Rule:
-    """How torch's own optimizers and the fused ones of `engine.ops` are stepped; EngineError for others."""
+def is_tested(client: torch.optim.Optimizer) -> bool:
+    """Whether it is one of torch's own or of the fused ones of `engine.ops`, which need no trial."""
     kind = _kind_of(client)
-    if kind is not None:
-        rule = _CLIENT_RULES.get(kind.__name__)
-        if rule is not None:
-            return rule
-    raise EngineError(
-        f"the optimizer {type(client).__name__} is not supported: only {', '.join(sorted(_CLIENT_RULES))}",
-        "pass torch.optim.AdamW, or name the optimizer in the config",
-    )
+    return kind is not None and kind.__name__ in _CLIENT_RULES
 
 
 def _kind_of(client: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | None:
@@ -157,7 +154,7 @@ def _plain(kind: type, name: str) -> object:
     return inspect.unwrap(method) if callable(method) else method
 
 
-def _client_groups(client: torch.optim.Optimizer, rule: Rule) -> list[ParamGroup]:
+def _own_groups(client: torch.optim.Optimizer) -> list[ParamGroup]:
     """The script's own group dicts, so that a scheduler bound to them keeps steering the engine."""
     if any(int(state.get("step", 1)) > 0 for state in client.state.values()):
         raise EngineError(
@@ -165,6 +162,13 @@ def _client_groups(client: torch.optim.Optimizer, rule: Rule) -> list[ParamGroup
             "hand the optimizer to initialize before its first step",
         )
     for group in client.param_groups:
+        group["params"] = [param for param in group["params"] if param.requires_grad]
+    return client.param_groups
+
+
+def _client_groups(client: torch.optim.Optimizer, rule: Rule) -> list[ParamGroup]:
+    """The same of an optimizer whose step the engine has."""
+    for group in _own_groups(client):
         for key in ("amsgrad", "maximize", "differentiable", "capturable"):
             if group.get(key):
                 raise EngineError(f"the optimizer's {key} is not supported", f"create it with {key}=False")
@@ -174,5 +178,4 @@ def _client_groups(client: torch.optim.Optimizer, rule: Rule) -> list[ParamGroup
             decoupled = group.get("decoupled_weight_decay", type(client) is torch.optim.AdamW)
             group.setdefault("bias_correction", True)
             group["adam_w_mode"] = bool(decoupled)
-        group["params"] = [param for param in group["params"] if param.requires_grad]
     return client.param_groups

@@ -133,8 +133,8 @@ def stepped(net: torch.nn.Module) -> torch.optim.Optimizer:
     [
         (
             lambda net: torch.optim.LBFGS([net.weight]),
-            "the optimizer LBFGS is not supported: only ASGD, Adadelta, Adagrad, Adam, AdamW, Adamax, "
-            "FusedAdagrad, FusedAdamW, FusedLion, FusedSGD, NAdam, RAdam, RMSprop, Rprop, SGD",
+            "the optimizer LBFGS cannot step shards: a trial step failed: "
+            "LBFGS.step() missing 1 required positional argument: 'closure'",
         ),
         (
             lambda net: torch.optim.AdamW(net.parameters(), amsgrad=True),
