@@ -197,6 +197,7 @@ class EngineConfig:
     )
     gradient_allreduce_op: str = setting(
         "mean", "what the gradients of the ranks become: their mean, or their sum", choices=("mean", "sum")
+    )
     zero_allow_untested_optimizer: bool = setting(
         False, "shard what a script's own optimizer steps, if a trial shows that it steps elements one by one"
     )
