@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch.optim import Optimizer
 
-from dslaunch.engine.ops import backends, compiled
+from dslaunch.engine.ops import backends, in_graph
+from dslaunch.engine.ops.in_graph import NUM_LISTS
 from dslaunch.engine.ops.roster import Roster
 from dslaunch.engine.ops.shard import PARAM_DTYPES, Control, Rule, Shard
 from dslaunch.engine.ops.step import step_batch_
@@ -98,95 +99,38 @@ class FusedOptimizer(Optimizer):
     ) -> None:
         """What torch.compile traces instead of _step_group."""
         group: Group = self.param_groups[number]
-        numbers: list[float] = []
-        kernel: list[str] = []
-        masters: list[torch.Tensor] = []
-        states: list[torch.Tensor] = []
-        grads: list[torch.Tensor] = []
-        params: list[torch.Tensor] = []
-        counters: list[torch.Tensor] = []
-        has_param: list[int] = []
-        counter_of: list[int] = []
-        streams: list[int] = []
-        self._init_group(
-            group, kernel, numbers, masters, states, grads, params, counters, has_param, counter_of, streams
-        )
-        if not masters:
-            return
-        if group.get("maximize"):
-            scale = torch.full((), -1.0, device=masters[0].device) if scale is None else -scale
-        lr = group["lr"]
-        in_tensor = isinstance(lr, torch.Tensor)
-        compiled.optimizer_step(
-            kernel[0],
-            numbers,
-            0.0 if in_tensor else lr,
-            lr if in_tensor else None,
-            masters,
-            states,
-            grads,
-            params,
-            counters,
-            has_param,
-            counter_of,
-            streams,
-            scale,
-            found_inf,
-        )
+        lists: list[list[Any]] = [[] for _ in range(NUM_LISTS)]
+        self._init_group(group, *lists)
+        rule, *others = lists
+        if rule:
+            in_graph.step(rule[0], others, group, scale, found_inf)
 
-    def _init_group(
-        self,
-        group: Group,
-        kernel: list[str],
-        numbers: list[float],
-        masters: list[torch.Tensor],
-        states: list[torch.Tensor],
-        grads: list[torch.Tensor],
-        params: list[torch.Tensor],
-        counters: list[torch.Tensor],
-        has_param: list[int],
-        counter_of: list[int],
-        streams: list[int],
-    ) -> None:
-        """Fill the empty lists with the arguments of compiled.optimizer_step.
+    def _init_group(self, group: Group, *lists: list[Any]) -> None:
+        """Fill the empty `lists` with what in_graph.lists_of says.
 
         The name and that form are torch._dynamo's: while it traces an optimizer it calls this one method, and
         takes from the lists what has become of it.
         """
-        own = cast("list[torch.Tensor]", group["params"])
-        stepped = [p for p in own if p.grad is not None]
-        new = [p for p in stepped if not self.state[p]]
-        if not stepped:
+        params = [p for p in cast("list[torch.Tensor]", group["params"]) if p.grad is not None]
+        if not params:
             return
+        new = [p for p in params if not self.state[p]]
         if new and group.get("dampening"):
             raise RuntimeError(
                 f"the first step of {type(self).__name__} with dampening is unlike the others and cannot be "
                 "compiled\nhint: call step() once outside of torch.compile"
             )
-        clocks: dict[float, int] = {}
-        on_gpu = bool(group.get("capturable")) and stepped[0].is_cuda
-        started = torch.zeros((), device=stepped[0].device if on_gpu else "cpu")
+        on_gpu = bool(group.get("capturable")) and params[0].is_cuda
+        started = torch.zeros((), device=params[0].device if on_gpu else "cpu")
         for p in new:
             self._start(group, p, started)
-        for p in stepped:
-            state: State = self.state[p]
-            low = p.dtype in PARAM_DTYPES
-            masters.append(state["master"] if low else p)
-            states += [state[name] for name in self.states_of(group)]
-            grads.append(cast(torch.Tensor, p.grad))
-            params += [p] if low else []
-            has_param.append(int(low))
-            streams.append(self._streams()[id(p)])
-            if self.counts_steps:
-                # torch has moved shared counters to the GPU one by one, where they are there.
-                number = clocks.setdefault(float(state["step"]), len(counters))
-                if number == len(counters):
-                    counters.append(state["step"])
-                state["step"] = counters[number]
-                counter_of.append(number)
+        states = [self.state[p] for p in params]
+        streams = [self._streams()[id(p)] for p in params]
         rule = self.rule(group, 0, False)
-        kernel.append(rule.kernel)
-        numbers += compiled.numbers_of(rule)
+        for empty, found in zip(
+            lists, in_graph.lists_of(rule, params, states, self.states_of(group), streams), strict=True
+        ):
+            empty += found
 
     def _step_together(self, number: int, params: Sequence[torch.Tensor], control: Control) -> bool:
         """The short way, for parameters that all step and are all alike; False: nothing is done."""
