@@ -29,13 +29,15 @@ _POLL_S = 0.05
 class GroupSettings:
     """What every group fleet is told.
 
-    `render(plans)` gives the tool's command; `plans` is JSON for tools without stdin, else "".
+    `render(plans)` gives the tool's command; `plans` is JSON for tools without stdin, else "". Agents
+    without plans stay for those with plans, `handover_s` at most: in an allocation tools may take turns.
     """
 
     num_nodes: int
     python: tuple[str, ...]
     lease_s: float
     render: Callable[[str], GroupCommand]
+    handover_s: float = 5.0
 
 
 class GroupFleet:
@@ -181,7 +183,7 @@ class ArgvFleet(GroupFleet):
         """The first agents' ends are told only where they end before they were all ready."""
 
         def post_until_begun(what: Input) -> None:
-            if not self._plans:
+            if not self._plans or self._has_ended_tool:
                 post(what)
 
         def post_and_let_go(what: Input) -> None:
@@ -205,9 +207,10 @@ class ArgvFleet(GroupFleet):
             raise
         finally:
             begun.cancel()
-        if self._plans:
+        if self._plans and not self._has_ended_tool:
             self._asking = self._group
             self._links = self._new_links(post_and_let_go, self._closed)
+            asyncio.get_running_loop().call_later(self._settings.handover_s, self._let_first_go)
             await self._serve(self._settings.render(plans_to_json(self._plans)))
 
     def _let_first_go(self) -> None:

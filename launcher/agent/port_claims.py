@@ -8,6 +8,7 @@ it, and is given a share where it is of the same job.
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import socket
 import struct
@@ -39,6 +40,7 @@ class PortClaim:
             _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
             if not descriptors:
                 raise OSError(f"another job holds port {port}")
+            os.set_inheritable(descriptors[0], False)
             return socket.socket(fileno=descriptors[0])
 
     @property
