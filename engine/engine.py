@@ -242,12 +242,12 @@ class Engine(EngineInfo, EngineProgress, EngineSettings, EngineWeights, torch.nn
         if self.zero_optimizer is not None and self.zero_optimizer.late_gather is not None:
             self.zero_optimizer.late_gather.finish()
         if self.zero_optimizer is not None:
-            self.zero_optimizer.finish_stepping()
+            self.zero_optimizer.steps.finish_stepping()
 
     def _end_late_gather(self) -> None:
         if self.zero_optimizer is not None and self.zero_optimizer.late_gather is not None:
             self.zero_optimizer.late_gather.remove()
-            self.zero_optimizer.wait_late(None)
+            self.zero_optimizer.steps.wait_late(None)
 
     def compile(self, backend: str = "inductor", compile_kwargs: Mapping[str, Any] | None = None) -> None:
         """torch.compile the module in place: as a whole, or unit by unit where units are gathered."""

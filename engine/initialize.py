@@ -25,7 +25,7 @@ from dslaunch.engine.late_gather import LateGather, is_wanted
 from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.lr_schedules import LrScheduler, build_scheduler
 from dslaunch.engine.offload import build_offload
-from dslaunch.engine.optimizer import ShardedOptimizer, StepPolicy
+from dslaunch.engine.optimizer import ShardedOptimizer
 from dslaunch.engine.param_groups import GroupPlan, ModelParameters, plan_groups
 from dslaunch.engine.parameter_offload import ParameterOffload
 from dslaunch.engine.placement import DTYPES, Placement, place
@@ -33,6 +33,7 @@ from dslaunch.engine.rank_order import RankOrder
 from dslaunch.engine.ranks import join, join_background
 from dslaunch.engine.reducer import GradientReducer, Reducer
 from dslaunch.engine.shard_reducer import ShardReducer
+from dslaunch.engine.step_policy import StepPolicy
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -112,7 +113,7 @@ def initialize(
     if wrapped is not None and is_wanted():
         arrive_late = placement.sharding.num_shards > 1 or wrapped.offload is not None
         watches = arrive_late and not placement.sharded
-        wrapped.wait_late(LateGather(model, placement.trained) if watches else None)
+        wrapped.steps.wait_late(LateGather(model, placement.trained) if watches else None)
     if settings.activation_checkpointing != ActivationCheckpointingConfig():
         checkpointing.adopt(settings.activation_checkpointing)
     ranks = join(world)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dslaunch.engine.bucket_steps import Offload
 from dslaunch.engine.buckets import Bucket
 from dslaunch.engine.config_values import OffloadOptimizerConfig
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.host_gradients import HostGradients
 from dslaunch.engine.host_stepper import HostStepper
 from dslaunch.engine.lanes import lane_of
-from dslaunch.engine.optimizer import Offload
 from dslaunch.engine.optimizer_rules import is_elementwise
 from dslaunch.engine.param_groups import GroupPlan
 from dslaunch.engine.placement import Placement

@@ -1,89 +1,35 @@
-"""The ZeRO optimizer: an elementwise rule over the flat fp32 shards of this rank.
-
-Legend: `P` elements of a bucket, `S` elements of this rank's shard of it, `W` data-parallel ranks.
+"""The ZeRO optimizer as scripts see it: torch's interface, and whether steps count.
 
 step(), in three phases:
   1. finish averaging the gradients (what the hooks sent during backward, and the rest);
   2. the global L2 norm from all shards, the clip factor, and whether the step can be applied at all;
-  3. bucket by bucket: the rule on [S], then the start of its all-gather while the next one is being stepped.
+  3. the rule on this rank's shard of every bucket (bucket_steps).
 
-With `Offload` the states of most buckets are on the host, which steps them (see host_gradients and
-host_stepper). Gradients have then left during backward. Where nothing has to be known of all gradients before
-the first bucket may be stepped (no clipping, no look at whether they are finite), the host begins at once.
+With `Offload` gradients have left during backward. Where nothing has to be known of all gradients before the
+first bucket may be stepped (no clipping, no look at whether they are finite), the host begins at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 
-from dslaunch.engine import collectives
+from dslaunch.engine.bucket_steps import BucketSteps, Offload
 from dslaunch.engine.buckets import Bucket, Sharding, ShardState
-from dslaunch.engine.collectives import Pending
 from dslaunch.engine.config_optimizer import Rule
 from dslaunch.engine.errors import EngineError
-from dslaunch.engine.host_gradients import HostGradients
-from dslaunch.engine.host_memory import host_empty
-from dslaunch.engine.host_stepper import HostStepper
 from dslaunch.engine.late_gather import LateGather
 from dslaunch.engine.loss_scale import LossScaler
-from dslaunch.engine.masters import Master
-from dslaunch.engine.ops.remainder import REST_DTYPE
-from dslaunch.engine.ops.shard import Shard
 from dslaunch.engine.optimizer_names import DeepSpeedNames
-from dslaunch.engine.optimizer_rules import (
-    WHOLE_TENSOR_RULES,
-    AnyRule,
-    splits_masters,
-    state_dtype,
-    states_of,
-    step_of,
-    step_shards_,
-)
 from dslaunch.engine.param_groups import GroupPlan
 from dslaunch.engine.parameter_offload import ParameterOffload
 from dslaunch.engine.reducer import GradientReducer
-from dslaunch.engine.sharded import ShardedBucket
+from dslaunch.engine.step_policy import StepPolicy
 from dslaunch.engine.verdict import LATE_DEVICES, Verdict, counts
-from dslaunch.engine.whole_tensors import LambRule, MuonRule, measured
 
 _OF_ONE_GROUP = ("params", "initial_lr", "name")
-
-
-@dataclass(frozen=True, slots=True)
-class StepPolicy:
-    """What `step` does about the gradient norm."""
-
-    clipping: float  # largest global norm; 0: do not clip
-    skip_nonfinite: bool  # leave out steps whose norm is inf or nan
-    scaler: LossScaler | None = None  # fp16: what the gradients were multiplied by
-
-    @property
-    def is_eager(self) -> bool:
-        """Whether a bucket may be stepped before the gradients of all are known."""
-        return self.clipping == 0 and not self.skip_nonfinite
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Offload:
-    """What steps the buckets that have a place on the host."""
-
-    buckets: Sequence[Bucket]
-    gradients: HostGradients
-    stepper: HostStepper
-    late: set[int] = field(default_factory=set)  # ids of those that are waited for where they are read
-
-    def begin(self, rules: Sequence[AnyRule], scale: torch.Tensor | None) -> None:
-        """Let the host step all of `buckets` that it has not begun with; `rules` by group."""
-        on_host = None if scale is None else scale.cpu()
-        # The newest may come first: those that step() itself waits for.
-        for bucket in sorted(self.buckets, key=lambda bucket: id(bucket) not in self.late):
-            rule = rules[bucket.spec.group]
-            assert not isinstance(rule, WHOLE_TENSOR_RULES)
-            self.stepper.begin(bucket, rule, on_host)
 
 
 class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
@@ -106,11 +52,10 @@ class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         self.sharding = sharding
         self.reducer = reducer
         self.policy = policy
+        self.steps = BucketSteps(plan, buckets, sharding, offload)
         for bucket in buckets:
-            bucket.state = _new_state(bucket, plan)
             bucket.owner = self
         self.parameter_offload: ParameterOffload  # of stage 3; initialize sets it
-        self.late_gather: LateGather | None = None  # None: steps end by waiting for the new parameters
         self.scaling_said = ""  # of the last step, by the loss scaler
         self._num_applied = 0
         self._overflow = False
@@ -124,6 +69,11 @@ class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         # Schedulers read from the defaults what the optimizer knows: OneCycleLR looks for betas or momentum.
         defaults = {name: value for name, value in plan.groups[0].items() if name not in _OF_ONE_GROUP}
         super().__init__(cast("list[dict[str, object]]", list(plan.groups)), defaults)
+
+    @property
+    def late_gather(self) -> LateGather | None:
+        """What makes the next forward wait for new parameters; None: `step` does."""
+        return self.steps.late_gather
 
     @property
     def shards(self) -> list[ShardState]:
@@ -181,10 +131,10 @@ class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         if closure is not None:
             raise EngineError("step(closure) is not supported", "call backward, then step()")
         self._settle()
-        self._finish_gathers()
+        self.steps.finish_gathers()
         self.reducer.finish()
-        norm = self._global_norm()
-        scale = self._gradient_scale(norm)
+        norm = self.policy.unscaled(self.steps.gradient_norm())
+        scale = self.policy.gradient_scale(norm)
         self._norm = norm
         if not self.policy.skip_nonfinite:
             self._update(scale)
@@ -198,6 +148,14 @@ class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         self.reducer.clear()
         if isinstance(self._norm, float):
             self._decide(self._norm)
+
+    def _update(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None = None) -> None:
+        self._num_applied += 1
+        self.steps.update(self.param_groups, self._num_applied, scale, found_inf)
+
+    def _begin(self, bucket: Bucket) -> None:
+        """Let the host step `bucket` ahead of `step`."""
+        self.steps.begin(bucket, self.param_groups, self._num_applied + 1)
 
     def _settle(self) -> None:
         """Have the last step's verdict."""
@@ -232,22 +190,17 @@ class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
         self._settle()
         return self._norm.item() if isinstance(self._norm, torch.Tensor) else self._norm
 
-    def finish_stepping(self) -> None:
-        """Wait for what the host still steps."""
-        for bucket in self.buckets:
-            bucket.finish_stepping()
-
     def publish(self) -> None:
         """Write the masters to the parameters, on all ranks, one bucket at a time. Collective."""
-        self._finish_gathers()
+        self.steps.finish_gathers()
         for bucket, state in zip(self.buckets, self.shards, strict=True):
             state.master.publish()
             self.republish(bucket)
 
     def republish(self, bucket: Bucket) -> None:
         """Give every rank the whole parameters of one bucket, after shards were written. Collective."""
-        self._finish_gathers()
-        for work in self._start_gather(bucket):
+        self.steps.finish_gathers()
+        for work in self.steps.start_gather(bucket):
             work.wait()
 
     def refresh_masters(self) -> None:
@@ -272,124 +225,8 @@ class ShardedOptimizer(DeepSpeedNames, torch.optim.Optimizer):
 
         load_local_state(self, state_dict)
 
-    def _update(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None = None) -> None:
-        number = self._num_applied + 1
-        rules = [step_of(self.plan.rule, self.plan.name, group, number) for group in self.param_groups]
-        self._num_applied = number
-        own = [bucket for bucket in self.buckets if bucket.host is None]
-        pending: list[tuple[Bucket, Pending]] = []
-        if self.offload is not None:
-            self.offload.begin(rules, scale)
-        shards = [_shard_of(bucket) for bucket in own]
-        sums = measured(rules, own, shards, scale, self.sharding.num_shards > 1)
-        for index, (bucket, shard) in enumerate(zip(own, shards, strict=True)):
-            rule = rules[bucket.spec.group]
-            if isinstance(rule, LambRule):
-                rule.apply(bucket, shard, sums[index])
-            elif isinstance(rule, MuonRule):
-                rule.apply(bucket, shard, scale)
-            else:
-                step_shards_(rule, [shard], scale, found_inf)
-            pending += [(bucket, work) for work in self._start_gather(bucket)]
-        if self.offload is not None:
-            for bucket in self.offload.buckets:
-                if id(bucket) in self.offload.late:
-                    stepping = self.offload.stepper.hand_over(bucket)
-                    if self.late_gather is not None:
-                        self.late_gather.take(bucket, stepping)
-                    continue
-                self.offload.stepper.publish(bucket)
-                pending += [(bucket, work) for work in self._start_gather(bucket)]
-        for bucket, work in pending:
-            if self.late_gather is None:
-                work.wait()
-            else:
-                self.late_gather.take(bucket, work)
-
-    def wait_late(self, late_gather: LateGather | None) -> None:
-        """Let the next forward wait for new parameters where it reads them, as far as somebody sees it read.
-
-        Those are the parameters that `late_gather` watches, unless the host steps them and they are gathered
-        from several ranks, and those of stage 3 that the host steps, which are gathered before they are read.
-        """
-        self.late_gather = late_gather
-        if self.offload is not None:
-            watches = late_gather is not None and self.sharding.num_shards == 1
-            late = [b for b in self.offload.buckets if watches or isinstance(b, ShardedBucket)]
-            self.offload.late.clear()
-            self.offload.late.update(map(id, late))
-            self.offload.stepper.newest_first = bool(late)
-
-    def _finish_gathers(self) -> None:
-        if self.late_gather is not None:
-            self.late_gather.finish()
-
-    def _begin(self, bucket: Bucket) -> None:
-        """Step one bucket ahead of `step`, with the hyperparameters as they are now."""
-        assert self.offload is not None
-        group = self.param_groups[bucket.spec.group]
-        rule = step_of(self.plan.rule, self.plan.name, group, self._num_applied + 1)
-        assert not isinstance(rule, WHOLE_TENSOR_RULES)
-        self.offload.stepper.begin(bucket, rule, None)
-
-    def _start_gather(self, bucket: Bucket) -> list[Pending]:
-        """Start giving every rank the new parameters, unless they are only gathered when needed."""
-        if self.sharding.num_shards == 1 or isinstance(bucket, ShardedBucket):
-            return []
-        return [collectives.all_gather(bucket.params, bucket.param_shard)]
-
-    def _global_norm(self) -> torch.Tensor:
-        """L2 norm over all shards in fp32, a scalar on the device; padding is zero and adds nothing."""
-        squares = torch.stack([self._bucket_norm(bucket) for bucket in self.buckets]).square().sum()
-        if self.sharding.num_shards > 1:
-            collectives.all_reduce_sum(squares)
-        norm = squares.sqrt()
-        return norm if self.policy.scaler is None else norm / self.policy.scaler.scale
-
-    def _bucket_norm(self, bucket: Bucket) -> torch.Tensor:
-        if self.offload is not None and bucket.host is not None:
-            return self.offload.gradients.norm(bucket)
-        norm: torch.Tensor = torch.linalg.vector_norm(bucket.mean_grad, dtype=torch.float32)
-        return norm
-
-    def _gradient_scale(self, norm: torch.Tensor) -> torch.Tensor | None:
-        """What gradients are multiplied by: 1 / loss scale / max(1, (norm + 1e-6) / clipping)."""
-        scaler, clipping = self.policy.scaler, self.policy.clipping
-        if clipping == 0:
-            return None if scaler is None else torch.full_like(norm, 1 / scaler.scale)
-        scale = ((norm + 1e-6) / clipping).clamp(min=1.0).reciprocal()
-        return scale if scaler is None else scale / scaler.scale
-
-
-def _shard_of(bucket: Bucket) -> Shard:
-    assert bucket.state is not None
-    bucket.state.claim()
-    master, states = bucket.state.master, tuple(bucket.state.states.values())
-    return Shard(master.kept, states, bucket.mean_grad, master.out, bucket.own.start, bucket.spec.index)
-
 
 def _knows_late(rule: Rule, buckets: Sequence[Bucket], offload: Offload | None) -> bool:
     """Whether the device can leave a step out by itself, and runs behind the host."""
     by_kernels = rule in ("adam", "adagrad", "lion", "sgd") and offload is None
     return by_kernels and bool(buckets) and buckets[0].params.device.type in LATE_DEVICES
-
-
-def _new_state(bucket: Bucket, plan: GroupPlan) -> ShardState:
-    """Fp32 parameters are their own masters where both are kept on the same side."""
-    kept = own = bucket.param_shard
-    group = plan.groups[bucket.spec.group]
-    on_host, fp32 = bucket.host is not None, own.dtype == torch.float32
-    if on_host and not (bucket.is_kept_on_host and fp32):
-        kept = host_empty(own.numel(), torch.float32).copy_(own.cpu())
-    elif not (on_host or bucket.is_kept_on_host) and splits_masters(plan.rule, group, bucket.spec.dtype):
-        kept = torch.zeros_like(own, dtype=REST_DTYPE)
-    elif not on_host and (bucket.is_kept_on_host or not fp32):
-        kept = own.to(bucket.params.device, torch.float32)
-    starts, dtype = states_of(plan.rule, plan.name, group), state_dtype(group)
-    states = {name: _new(kept, dtype, on_host).fill_(start) for name, start in starts.items()}
-    return ShardState(Master(own, kept), states, starts)
-
-
-def _new(kept: torch.Tensor, dtype: torch.dtype, on_host: bool) -> torch.Tensor:
-    """As many elements as `kept` has."""
-    return host_empty(kept.numel(), dtype) if on_host else torch.empty_like(kept, dtype=dtype)

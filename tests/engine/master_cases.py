@@ -12,7 +12,7 @@ from equivalence_cases import FEATURES, Net, chunk, full_state, loss_of
 from equivalence_cases import Case as Shape
 
 import dslaunch.engine as deepspeed
-from dslaunch.engine import optimizer as optimizer_module
+from dslaunch.engine import bucket_steps
 from dslaunch.engine.errors import EngineError
 from dslaunch.engine.safe_access import safe_get_full_fp32_param, safe_set_full_fp32_param
 
@@ -46,7 +46,7 @@ def engine_of(rule: str, stage: int, accumulation: int, clipping: float, split: 
     }
     if split:
         return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
-    with mock.patch.object(optimizer_module, "splits_masters", return_value=False):
+    with mock.patch.object(bucket_steps, "splits_masters", return_value=False):
         return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 

@@ -113,7 +113,9 @@ def steps_under_way(stage: int, seed: int) -> None:
     engine, twin = (engine_of(case_of(stage, both), seed) for _ in "ab")
     assert engine.optimizer is not None
     assert twin.optimizer is not None
-    engine.optimizer.wait_late(None if stage == 3 else LateGather(engine.module, engine.placement.trained))
+    engine.optimizer.steps.wait_late(
+        None if stage == 3 else LateGather(engine.module, engine.placement.trained)
+    )
     x = data_of(seed)[0].bfloat16()[:4]
     for reads in (True, False, True):
         twin.backward(loss_of(twin, x, 0))
