@@ -51,6 +51,8 @@ _WAITING_LEASE_S = 120.0
 """How long an agent without a plan believes in a silent launcher: other hosts may be slow to connect."""
 _KILLED_S = 5.0
 """How long a killed rank may take to go: one in uninterruptible sleep never does."""
+_HELD_BACKLOG_BYTES = 8 << 20
+"""What may wait for the launcher where ranks wait for it as well: their ends are told after it."""
 _LAST_FLUSH_S = 10.0
 """How long the launcher may take nothing of what is still to be told."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -114,6 +116,7 @@ class Agent:
         self._ranks.drain()
         if self._observer is not None:
             self._observer.close(self._up)
+        self._port_claims.settle(None)  # whoever hears the goodbye may start the job again
         told = "" if self._plan is None else progress.take(self._plan.node_id)
         self._last_flush(Goodbye(stuck, told))
 
@@ -259,6 +262,7 @@ class Agent:
         self._plan = plan
         self._state = State.RUNNING
         if plan.keeps_output:
+            self._link.max_backlog_bytes = min(self._link.max_backlog_bytes, _HELD_BACKLOG_BYTES)
             self._link.max_dropless_bytes = float("inf")  # what is read although ranks are held is little
         self._heard_at = time.monotonic()
         if not plan.hears_launcher:
