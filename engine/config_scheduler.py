@@ -57,7 +57,7 @@ def _number(means: str, default: float | None = None) -> Honoured:
 
 _LAST = {"last_batch_iteration": Honoured("int", "the iteration to go on from", -1)}
 _WARMUP = {
-    "warmup_num_steps": Honoured("int", "steps of the warm-up", 1000, low=1),
+    "warmup_num_steps": Honoured("int", "steps of the warm-up, at least 2 of them", 1000, low=0),
     "warmup_type": Honoured("text", "log or linear", "log", choices=("log", "linear")),
     **_LAST,
 }

@@ -98,7 +98,7 @@ def initialize(
         raise EngineError(
             'You are using an untested ZeRO Optimizer. Please add <"zero_allow_untested_optimizer": true> '
             "in the configuration file to use it.",
-            f"{plan.name} was tried: it steps elements one by one, so that shards end as whole tensors would",
+            f"{plan.name} was tried: shards {'' if plan.is_exact else 'do not '}end as whole tensors would",
         )
     device = use_device(world)
     if optimizer is not None:
@@ -223,11 +223,18 @@ def _introduce(engine: Engine) -> None:
         log.say(rank, note)
     for warning in config.warnings:
         log.warn(rank, warning)
+    if engine.optimizer is not None and not engine.optimizer.plan.is_exact:
+        log.warn(
+            rank,
+            f"{engine.optimizer.plan.name} looks beyond single elements: it sees each shard as one vector, "
+            "so that the result depends on the number of ranks, as in DeepSpeed",
+        )
     buckets = [] if engine.zero_optimizer is None else list(engine.zero_optimizer.buckets)
     trained = sum(slot.numel for bucket in buckets for slot in bucket.spec.slots)
     log.say(
         rank,
-        f"engine: ZeRO stage {config.zero.stage}, {config.dtype}, gradients in {config.grad_accum_dtype}, "
+        f"DeepSpeed info: dslaunch engine, ZeRO stage {config.zero.stage}, {config.dtype}, "
+        f"gradients in {config.grad_accum_dtype}, "
         f"world {world_size} on {engine.device.type}, {trained:,} parameters in {len(buckets)} buckets, "
         f"batch {sizes.train} = {sizes.micro} * {sizes.accumulation} * {world_size}, "
         f"gradient clipping {config.gradient_clipping or 'off'}",

@@ -15,7 +15,8 @@ class WarmupLR(Schedule):
     """From `warmup_min_lr` to `warmup_max_lr` in `warmup_num_steps` steps, then constant.
 
     log: min + (max - min) * log(i + 1) / log(n);  linear: min + (max - min) * i / n.
-    `warmup_max_lr` None takes each group's own rate at construction.
+    `warmup_max_lr` None takes each group's own rate at construction. Fewer than 2 steps are 2: 0 is what
+    the Trainer writes for "auto" unless it is told of a warm-up.
     """
 
     def __init__(
@@ -27,9 +28,9 @@ class WarmupLR(Schedule):
         warmup_type: str = "log",
         last_batch_iteration: int = -1,
     ) -> None:
-        if not isinstance(warmup_num_steps, int) or warmup_num_steps < 1:
+        if not isinstance(warmup_num_steps, int) or warmup_num_steps < 0:
             raise ConfigError(
-                f"scheduler.params.warmup_num_steps: expects a positive integer but got {warmup_num_steps}",
+                f"scheduler.params.warmup_num_steps: expects at least 0 but got {warmup_num_steps}",
                 "write the number of warm-up steps",
             )
         if warmup_type not in ("log", "linear"):

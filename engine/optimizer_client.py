@@ -1,7 +1,8 @@
-"""A script's own optimizer on flat shards: taken where a trial shows that it steps elements one by one.
+"""A script's own optimizer on flat shards, as a trial shows that it can be stepped.
 
-The trial steps six numbers as one tensor, as a matrix and in two pieces. Where all end alike, and the state
-of an element is its own but for a count of steps, then shards of any size end as whole tensors would.
+The trial steps six numbers as one tensor, as a matrix and in two pieces. Where all end alike, it steps
+elements one by one, and shards of any size end as whole tensors would. Others (Adafactor) see a shard as one
+vector, as they do in DeepSpeed. What is kept between steps has to be of elements, or a count of steps.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ class Trial:
     """What steps have left: the elements, and the names of what each has, of counts and of constants."""
 
     values: torch.Tensor  # [6]
-    states: tuple[str, ...]
-    counts: tuple[str, ...]
-    constants: tuple[str, ...]
+    kinds: Mapping[str, str]  # of the state by name: "element", "count", "constant" or "rest"
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """What of the state is of that kind."""
+        return tuple(name for name, found in self.kinds.items() if found == kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +44,22 @@ class Kept:
     constants: Mapping[str, object]
 
 
-def adopt(client: torch.optim.Optimizer) -> str:
-    """The name under which shards are stepped as `client` would; EngineError where they cannot be."""
+def adopt(client: torch.optim.Optimizer) -> tuple[str, bool]:
+    """The name under which shards are stepped as `client` would, and whether that is elementwise.
+
+    EngineError where they cannot be.
+    """
     kind = type(client)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    for group in client.param_groups:
-        check_elementwise(client, group)
+    with torch.random.fork_rng(devices=[]):
+        exact = {_try_group(client, group) for group in client.param_groups} == {True}
     if name in _adopted and _settings(_adopted[name]) != _settings(client):
         raise EngineError(
             f"two optimizers of the class {kind.__name__} differ in more than their parameter groups",
             "put what differs into the groups, or train one model in a process",
         )
     _adopted[name] = client
-    return name
+    return name, exact
 
 
 def adopted(name: str) -> torch.optim.Optimizer | None:
@@ -61,19 +67,23 @@ def adopted(name: str) -> torch.optim.Optimizer | None:
     return _adopted.get(name)
 
 
-def check_elementwise(client: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
-    """EngineError unless the trial shows that steps are elementwise."""
+def _try_group(client: torch.optim.Optimizer, group: Mapping[str, Any]) -> bool:
+    """Whether steps are elementwise; EngineError where they cannot go on from what shards keep."""
     try:
-        whole, *others = (_try(client, group, shapes) for shapes in _SHAPES)
+        whole = _try(client, group, _SHAPES[0])
+        forgetful, *others = (_try(client, group, shapes, whole.names("rest")) for shapes in _SHAPES)
     except EngineError:
         raise
     except Exception as error:
         raise _refusal(client, f"a trial step failed: {error}") from error
-    for other in others:
-        if (other.states, other.counts, other.constants) != (whole.states, whole.counts, whole.constants):
-            raise _refusal(client, "what it keeps depends on the shapes of tensors")
-        if not torch.allclose(whole.values, other.values, rtol=1e-5, atol=1e-7):
-            raise _refusal(client, "its step looks beyond single elements, which are on several ranks")
+    if not _alike(whole, forgetful):
+        rest = ", ".join(whole.names("rest")) or "random numbers"
+        raise _refusal(client, f"it keeps {rest} from step to step, which is not of single elements")
+    return all(whole.kinds == other.kinds and _alike(whole, other) for other in others)
+
+
+def _alike(one: Trial, other: Trial) -> bool:
+    return torch.allclose(one.values, other.values, rtol=1e-5, atol=1e-7)
 
 
 def client_state(
@@ -109,18 +119,26 @@ def _kept(client: torch.optim.Optimizer, group: Mapping[str, Any]) -> Kept:
         with torch.enable_grad():
             made.step()
         state = made.state[param]
-        constants = {name: state[name] for name in trial.constants}
-        _known[key] = Kept(trial.states, {name: state[name] for name in trial.counts}, constants)
+        counts, constants = (
+            {name: state[name] for name in trial.names(kind)} for kind in ("count", "constant")
+        )
+        _known[key] = Kept(trial.names("element"), counts, constants)
     return _known[key]
 
 
-def _try(client: torch.optim.Optimizer, group: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> Trial:
+def _try(
+    client: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    shapes: Sequence[tuple[int, ...]],
+    forgets: Sequence[str] = (),
+) -> Trial:
+    """A few steps; what of the state `forgets` names does not go on from one to the next."""
     generator = torch.Generator().manual_seed(1)
     start, *grads = (torch.randn(6, generator=generator) for _ in range(_NUM_TRIALS + 1))
     params = [torch.nn.Parameter(piece.clone()) for piece in _cut(start, shapes)]
     made = instance(client, group, params)
     kinds: dict[str, str] = {}
-    constants: dict[str, object] = {}
+    last: dict[str, object] = {}
     for number, grad in enumerate(grads, start=1):
         for param, piece in zip(params, _cut(grad, shapes), strict=True):
             param.grad = piece.clone()
@@ -130,27 +148,26 @@ def _try(client: torch.optim.Optimizer, group: Mapping[str, Any], shapes: Sequen
         if made.param_groups[0] != before:
             raise _refusal(client, "it keeps state in its parameter groups")
         for param in params:
-            found = {name: _kind(value, param, number) for name, value in made.state[param].items()}
-            kinds = kinds or found
-            if found != kinds:
-                raise _refusal(client, "what it keeps changes from step to step")
-            for name in (name for name, kind in found.items() if kind == "constant"):
-                value = made.state[param][name]
-                if isinstance(value, torch.Tensor | float) or constants.setdefault(name, value) != value:
-                    raise _refusal(client, f"its state {name} is not one of single elements")
-    return Trial(
-        torch.cat([param.detach().reshape(-1) for param in params]),
-        *(tuple(name for name in kinds if kinds[name] == kind) for kind in ("element", "count", "constant")),
-    )
+            for name, value in made.state[param].items():
+                kind = _kind(value, param, number)
+                if kind == "constant" and last.setdefault(name, value) != value:
+                    kind = "rest"
+                if kinds.setdefault(name, kind) != kind:
+                    kinds[name] = "rest"
+        for param in params:
+            kept = made.state[param]
+            made.state[param] = {name: value for name, value in kept.items() if name not in forgets}
+    return Trial(torch.cat([param.detach().reshape(-1) for param in params]), kinds)
 
 
 def _kind(value: object, param: torch.nn.Parameter, step: int) -> str:
     if isinstance(value, torch.Tensor) and value.shape == param.shape and value.numel() > 1:
         return "element"
     if isinstance(value, torch.Tensor):
-        return "count" if value.numel() == 1 and value.item() == step else "constant"
-    is_count = isinstance(value, int | float) and not isinstance(value, bool) and value == step
-    return "count" if is_count else "constant"
+        return "count" if value.numel() == 1 and value.item() == step else "rest"
+    if isinstance(value, int | float) and not isinstance(value, bool) and value == step:
+        return "count"
+    return "constant" if value is None or isinstance(value, bool | int | str) else "rest"
 
 
 def _cut(flat: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:

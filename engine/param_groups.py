@@ -32,7 +32,8 @@ _CLIENT_RULES: Mapping[str, Rule] = {
 class GroupPlan:
     """The groups to train, hyperparameters filled in; `client` is the script's optimizer if they are its.
 
-    `rule` is how they are stepped, `name` the optimizer's. `is_untested`: it is the script's own.
+    `rule` is how they are stepped, `name` the optimizer's. `is_untested`: it is the script's own;
+    `is_exact`: shards end as whole tensors would.
     """
 
     groups: list[ParamGroup]
@@ -40,6 +41,7 @@ class GroupPlan:
     rule: Rule = "adam"
     name: str = "AdamW"
     is_untested: bool = False
+    is_exact: bool = True
 
 
 def plan_groups(
@@ -56,14 +58,15 @@ def plan_groups(
         kind = _kind_of(client)
         rule = None if kind is None else _CLIENT_RULES.get(kind.__name__)
         if kind is None or rule is None:
-            return GroupPlan(_own_groups(client), client, "torch", adopt(client), is_untested=True)
+            groups = _own_groups(client)
+            name, exact = adopt(client)
+            return GroupPlan(groups, client, "torch", name, True, exact)
         return GroupPlan(_client_groups(client, rule), client, rule, kind.__name__)
     if config is None:
         return None
     spec = optimizer_spec(config)
     defaults = torch_hyperparameters(spec) if spec.rule == "torch" else spec.hyperparameters
     given = list(model_parameters if model_parameters is not None else model.parameters())
-    groups: list[ParamGroup]
     if given and isinstance(given[0], Mapping):
         groups = [dict(cast(Mapping[str, object], group)) for group in given]
     else:

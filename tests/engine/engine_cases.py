@@ -324,8 +324,9 @@ def progress_lines() -> None:
     assert lines == [
         "[Rank 0] prescale_gradients: no effect, the mean over ranks is the same either way",
         "[Rank 0] unknown keys, ignored: nobody_knows (DSLAUNCH_STRICT_CONFIG=1 makes them errors)",
-        f"[Rank 0] engine: ZeRO stage 1, fp32, gradients in fp32, world {world} on cpu, "
-        f"76 parameters in 4 buckets, batch {2 * world} = 2 * 1 * {world}, gradient clipping 1.0",
+        "[Rank 0] DeepSpeed info: dslaunch engine, ZeRO stage 1, fp32, gradients in fp32, "
+        f"world {world} on cpu, 76 parameters in 4 buckets, batch {2 * world} = 2 * 1 * {world}, "
+        "gradient clipping 1.0",
         "[Rank 0] step=2, skipped=0, lr=[0.01], mom=[(0.9, 0.999)]",
     ]
 

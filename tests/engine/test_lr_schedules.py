@@ -64,6 +64,7 @@ def test_warmup_takes_each_groups_own_rate() -> None:
 
 def test_one_warmup_step_counts_as_two() -> None:
     assert rates("WarmupLR", {"warmup_num_steps": 1}, 4) == pytest.approx([0, 0, 1e-3, 1e-3])
+    assert rates("WarmupLR", {"warmup_num_steps": 0}, 4) == pytest.approx([0, 0, 1e-3, 1e-3])
 
 
 def test_decay_is_linear_to_the_end() -> None:
@@ -97,9 +98,9 @@ def test_an_unknown_warmup_is_logarithmic() -> None:
     assert WarmupLR(optimizer(1.0), warmup_type="sigmoid").warmup_type == "log"
 
 
-@pytest.mark.parametrize("steps", [None, 0, 2.5])
-def test_warmup_needs_a_positive_number_of_steps(steps: object) -> None:
-    with pytest.raises(ConfigError, match="expects a positive integer"):
+@pytest.mark.parametrize("steps", [None, -1, 2.5])
+def test_warmup_needs_a_number_of_steps(steps: object) -> None:
+    with pytest.raises(ConfigError, match="expects at least 0"):
         WarmupLR(optimizer(1.0), warmup_num_steps=steps)  # type: ignore[arg-type]
 
 
@@ -137,8 +138,8 @@ def test_state_is_the_iteration() -> None:
         ),
         (
             "WarmupLR",
-            {"warmup_num_steps": 0},
-            "scheduler.params.warmup_num_steps: expects a positive integer but got 0",
+            {"warmup_num_steps": -1},
+            "scheduler.params.warmup_num_steps: expects at least 0 but got -1",
         ),
         (
             "WarmupLR",

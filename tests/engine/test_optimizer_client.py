@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from rank_pool import RankPool
 
 from dslaunch.engine.errors import EngineError
@@ -43,12 +44,10 @@ def in_the_group(param: torch.nn.Parameter, state: dict[str, object], group: dic
     group["seen"] = int(group["seen"]) + 1  # type: ignore[call-overload]
 
 
-def with_a_sum(param: torch.nn.Parameter, state: dict[str, object], group: dict[str, object]) -> None:
-    state["product"] = 0.5
-
-
-def doubling(param: torch.nn.Parameter, state: dict[str, object], group: dict[str, object]) -> None:
-    state["doubled"] = 2 * int(state.get("doubled", 1))  # type: ignore[call-overload]
+def with_a_mean(param: torch.nn.Parameter, state: dict[str, object], group: dict[str, object]) -> None:
+    assert param.grad is not None
+    state["mean"] = state.get("mean", 0) + param.grad.mean()  # type: ignore[operator]
+    param.sub_(state["mean"])  # type: ignore[arg-type]
 
 
 def at_random(param: torch.nn.Parameter, state: dict[str, object], group: dict[str, object]) -> None:
@@ -58,18 +57,29 @@ def at_random(param: torch.nn.Parameter, state: dict[str, object], group: dict[s
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        (normed, "its step looks beyond single elements, which are on several ranks"),
-        (by_rows, "what it keeps depends on the shapes of tensors"),
         (in_the_group, "it keeps state in its parameter groups"),
-        (with_a_sum, "its state product is not one of single elements"),
-        (doubling, "its state doubled is not one of single elements"),
-        (at_random, "its step looks beyond single elements, which are on several ranks"),
+        (with_a_mean, "it keeps mean from step to step, which is not of single elements"),
+        (at_random, "it keeps random numbers from step to step, which is not of single elements"),
     ],
 )
 def test_refusals(step: Step, why: str) -> None:
     with pytest.raises(EngineError) as caught:
         adopt(optimizer(step, seen=0))
     assert caught.value.what == f"the optimizer Own cannot step shards: {why}"
+
+
+@pytest.mark.parametrize(("step", "exact"), [(plain, True), (normed, False), (by_rows, False)])
+def test_whether_shards_end_as_whole_tensors(step: Step, exact: bool) -> None:
+    assert adopt(optimizer(step))[1] == exact
+
+
+def test_adafactor_sees_shards_as_vectors() -> None:
+    """What it keeps of all elements, their root mean square, it works out anew in every step."""
+    client = transformers.Adafactor([torch.nn.Parameter(torch.ones(3))], lr=1e-3, relative_step=False)
+    assert not adopt(client)[1]
+    names, rest = client_state(client, client.param_groups[0], 4)
+    assert names == ("exp_avg_sq",)
+    assert rest["step"] == 4
 
 
 def test_a_trial_leaves_no_trace() -> None:
@@ -82,7 +92,7 @@ def test_a_trial_leaves_no_trace() -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    name = adopt(client)
+    name, _ = adopt(client)
     assert torch.equal(torch.rand(1), expected)
     assert adopted(name) is client
     assert not client.state
