@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from dslaunch.engine.comms_log import logged
 
+_GLOO_BYTES = 1 << 21  # of a bucket that gloo gathers at once
+
 _Collective = Callable[..., "dist.Work | None"]
 
 
@@ -28,10 +30,20 @@ reduce_scatter_flat = _newest("reduce_scatter_single", "reduce_scatter_tensor")
 all_gather_flat = _newest("all_gather_single", "all_gather_into_tensor")
 
 
+class _Works(NamedTuple):
+    """Collectives in flight."""
+
+    works: list[dist.Work]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
 class Pending(NamedTuple):
     """A collective in flight and the division that makes a sum a mean once it has arrived."""
 
-    work: dist.Work
+    work: dist.Work | _Works
     divide: torch.Tensor | None  # [S] or [P]: what to divide in place, None where the backend has averaged
     num_ranks: int
 
@@ -71,9 +83,24 @@ def reduce_scatter(bucket: torch.Tensor, shard: torch.Tensor, mean: bool = True)
 @logged("all_gather")
 def all_gather(bucket: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup | None = None) -> Pending:
     """Start filling `bucket` [P] from every rank's `shard` [S], its part of it; `group` None: all of them."""
+    step = max(1, _GLOO_BYTES * shard.numel() // max(1, bucket.nbytes))
+    if not shard.is_cuda and bucket.nbytes > _GLOO_BYTES:
+        return Pending(_in_pieces(bucket, shard, step, group), None, dist.get_world_size())
     work = all_gather_flat(bucket, shard, group=group, async_op=True)
     assert work is not None
     return Pending(work, None, dist.get_world_size())
+
+
+def _in_pieces(
+    bucket: torch.Tensor, shard: torch.Tensor, step: int, group: dist.ProcessGroup | None
+) -> _Works:
+    """gloo gathers into memory of its own first, as much as it is given at once: slow to get, too."""
+    parts = bucket.view(-1, shard.numel())
+    works = [
+        dist.all_gather(list(parts[:, at : at + step]), shard[at : at + step], group=group, async_op=True)
+        for at in range(0, shard.numel(), step)
+    ]
+    return _Works([work for work in works if work is not None])
 
 
 @logged("all_reduce")

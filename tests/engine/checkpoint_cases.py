@@ -378,14 +378,14 @@ def steps_of_a_linear(directory: str) -> int:
     return engine.global_steps
 
 
-def extra_memory(directory: str) -> tuple[int, int, int]:
+def extra_memory(directory: str, stage: int) -> tuple[int, int, int]:
     """Bytes of this rank's shard, and by how much saving and loading it raised the peak of its memory."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(16)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(24)))
     config = {
         "train_batch_size": dist.get_world_size(),
         "bf16": {"enabled": True},
         "optimizer": {"type": "AdamW"},
-        "zero_optimization": {"stage": 3},
+        "zero_optimization": {"stage": stage},
         "log_level": "error",
     }
     engine = deepspeed.initialize(model=model, config=config)[0]

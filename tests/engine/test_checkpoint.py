@@ -292,11 +292,14 @@ def test_refusals_leave_nothing_behind(ranks: RankPool, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_saving_and_loading_need_no_memory_to_speak_of(ranks: RankPool, tmp_path: Path) -> None:
-    for shard_bytes, saving, loading in ranks.run(2, "checkpoint_cases", "extra_memory", str(tmp_path)):  # type: ignore[misc]
-        assert shard_bytes == 12 * 16 * 1024 * 1024 / 2  # type: ignore[has-type]
+@pytest.mark.parametrize("stage", [1, 3])
+def test_saving_and_loading_need_no_memory_to_speak_of(ranks: RankPool, tmp_path: Path, stage: int) -> None:
+    said = ranks.run(2, "checkpoint_cases", "extra_memory", str(tmp_path), stage)
+    for shard_bytes, saving, loading in said:  # type: ignore[misc]
+        assert shard_bytes == 12 * 24 * 1024 * 1024 / 2  # type: ignore[has-type]
         assert saving < shard_bytes / 10  # type: ignore[has-type]
-        assert loading < shard_bytes / 10  # type: ignore[has-type]
+        # Below stage 3 50 MB of parameters are gathered; gloo keeps up to 25 MB, of a larger model too.
+        assert loading < (shard_bytes / 10 if stage == 3 else 32e6)  # type: ignore[has-type]
 
 
 @pytest.fixture
