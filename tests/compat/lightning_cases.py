@@ -16,6 +16,7 @@ from lightning.fabric.accelerators.cuda import CUDAAccelerator as FabricCuda
 from lightning.fabric.strategies import DeepSpeedStrategy as FabricDeepSpeed
 from lightning.pytorch.accelerators.cuda import CUDAAccelerator as TrainerCuda
 from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.utilities.deepspeed import convert_zero_checkpoint_to_fp32_state_dict
 from torch.utils.data import DataLoader, TensorDataset
 
 NUM_RANKS = int(os.environ["WORLD_SIZE"])
@@ -118,9 +119,20 @@ def trainer() -> None:
         close(losses, expected)
         path = folder() / f"trainer-{stage}.ckpt"
         fitted.save_checkpoint(path)
+        if os.environ["RANK"] == "0":
+            converted(path)
         strategy = DeepSpeedStrategy(stage=stage, process_group_backend=backend())
         fitted, losses = fit(strategy, accelerator(CpuForTrainer), path)
         assert losses == [], "both epochs were done"
+
+
+def converted(path: Path) -> None:
+    """Lightning's own converter reads what was saved, and its module loads what that has written."""
+    weights = convert_zero_checkpoint_to_fp32_state_dict(path, folder() / "whole.ckpt")["state_dict"]
+    assert {name.rsplit(".", 1)[1] for name in weights} == {"weight", "bias"}
+    module = Regression.load_from_checkpoint(folder() / "whole.ckpt", map_location="cpu")
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, weights[name])
 
 
 def fabric() -> None:
