@@ -1,7 +1,7 @@
 """Files in the form of DeepSpeed's, for programs that open these themselves, as Lightning's converter does.
 
-DeepSpeed's own checkpoints have them. Of one of ours, what such programs look for beside weights (client state,
-counters, the stage) is written to a temporary folder that goes with the process.
+DeepSpeed's own checkpoints have them. Of one of ours, what such programs look for beside weights (client
+state, counters, the stage) is written to a temporary folder that goes with the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def get_model_state_file(checkpoint_dir: str, zero_stage: int) -> str:
 
 
 def get_optim_files(checkpoint_dir: str) -> list[str]:
-    """The ranks' files with optimizer states, in order; of one of our checkpoints one that tells the stage."""
+    """The ranks' files with optimizer states, in order; of one of our checkpoints a file with the stage."""
     directory = _existing(checkpoint_dir)
     if not is_deepspeed(directory):
         return [_written(directory)[1]]

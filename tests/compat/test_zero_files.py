@@ -43,10 +43,10 @@ def test_of_deepspeeds_own_it_is_their_files(name: str, stage: int, num_ranks: i
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="Directory '.*/none' doesn't exist"):
+    with pytest.raises(FileNotFoundError, match=r"Directory '.*/none' doesn't exist"):
         get_optim_files(str(tmp_path / "none"))
     (tmp_path / "mp_rank_00_model_states.pt").touch()
     with pytest.raises(FileNotFoundError, match=r"can't find \*_optim_states.pt files in directory"):
         get_optim_files(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="can't find model states file at .*zero_pp_rank_0"):
+    with pytest.raises(FileNotFoundError, match=r"can't find model states file at .*zero_pp_rank_0"):
         get_model_state_file(str(tmp_path), 3)
