@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from rule_cases import GRADS, LOW, RULES, Data
+from rule_cases import GRADS, LOW, RULES, Data, split_twin
 
 from dslaunch.engine.ops import FusedAdamW
 from dslaunch.engine.ops.norm import sum_of_squares
@@ -29,6 +29,8 @@ def main() -> None:
                     step_(rule(2), data.shards[-1:])
                     sum_of_squares([shard.grad for shard in data.shards])
                     sum_of_squares([data.shards[-1].grad])
+                    if low == torch.bfloat16 and not rule(1).whole_tensors:
+                        step_(rule(3), [split_twin(shard, offset) for shard in data.shards])
     p = torch.nn.Parameter(torch.zeros(5, device=gpu))
     p.grad = torch.ones_like(p)
     FusedAdamW([p], capturable=True).step()

@@ -11,6 +11,7 @@ from dslaunch.engine.ops.adagrad import AdagradStep
 from dslaunch.engine.ops.adamw import AdamWStep
 from dslaunch.engine.ops.lamb import LambStep
 from dslaunch.engine.ops.lion import LionStep
+from dslaunch.engine.ops.remainder import split_
 from dslaunch.engine.ops.sgd import SgdMomentumStep, SgdStep
 from dslaunch.engine.ops.shard import Rule, Shard
 
@@ -74,6 +75,15 @@ class Data:
             grad = (torch.randn(exact.grad.shape) * magnitude).to(self._grad_dtype)
             shard.grad.copy_(grad)
             exact.grad.copy_(grad)
+
+
+def split_twin(shard: Shard, offset: int) -> Shard:
+    """The same values with the master in two halves, one of them `offset` elements into its memory."""
+    assert shard.param is not None
+    rest = torch.zeros(shard.master.numel() + offset, dtype=torch.int16, device=shard.master.device)[offset:]
+    param = torch.empty_like(shard.param)
+    split_(shard.master, param, rest)
+    return Shard(rest, tuple(state.clone() for state in shard.states), shard.grad, param)
 
 
 def _placed(tensor: torch.Tensor, device: torch.device, offset: int, margin: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rule_cases import GRADS, LOW, LR, RULES, Data
+from rule_cases import GRADS, LOW, LR, RULES, Data, split_twin
 
 from dslaunch.engine.ops.remainder import join, settle_ties_, split_
 from dslaunch.engine.ops.sgd import SgdStep
@@ -152,15 +152,6 @@ def test_ties_are_settled_where_parameters_are_bf16(device: torch.device) -> Non
         settled = patterns.clone()
         settle_ties_(settled)
         assert bits_equal(join(param, rest), settled)
-
-
-def split_twin(shard: Shard, offset: int) -> Shard:
-    """The same values with the master in two halves, one of them `offset` elements into its memory."""
-    assert shard.param is not None
-    rest = torch.zeros(shard.master.numel() + offset, dtype=torch.int16, device=shard.master.device)[offset:]
-    param = torch.empty_like(shard.param)
-    split_(shard.master, param, rest)
-    return Shard(rest, tuple(state.clone() for state in shard.states), shard.grad, param)
 
 
 def bits_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
