@@ -29,10 +29,10 @@ from dslaunch.engine.sharded import HostHome, build_sharded
 class Init:
     """Shard the parameters of every module built inside the `with` block; or of `module`, at once.
 
-    `dtype` (or the config's bf16 and fp16 sections) is what parameters are made in. `enabled` false makes
-    the context empty. Shards live on the host with `remote_device="cpu"` or the config's offload_param,
-    pinned as `pin_memory` or that says. The remaining arguments are DeepSpeed's: `mpu` is refused, the others
-    have no effect.
+    `dtype` (or the config's bf16 and fp16 sections) is what parameters are made in; without both modules
+    decide, and `initialize` casts. `enabled` false makes the context empty. Shards live on the host with
+    `remote_device="cpu"` or the config's offload_param, pinned as `pin_memory` or that says. The remaining
+    arguments are DeepSpeed's: `mpu` is refused, the others have no effect.
     """
 
     _active: Init | None = None

@@ -48,6 +48,22 @@ def init_never_holds_the_model_whole() -> None:
     assert all(math.isfinite(loss) for loss in train(engine))
 
 
+def init_without_a_config_leaves_the_dtype_to_initialize() -> None:
+    """DeepSpeed would make parameters in fp16, which no later config takes back."""
+    torch.manual_seed(3)
+    expected = dict(Model().named_parameters())
+    torch.manual_seed(3)
+    with deepspeed.zero.Init():
+        model = Model()
+    assert all(param.dtype == torch.float32 for param in model.parameters())
+    engine = engine_of(model, bf16={"enabled": True})
+    assert all(param.dtype == torch.bfloat16 for param in engine.module.parameters())
+    for name, param in engine.module.named_parameters():
+        master = safe.safe_get_full_fp32_param(param)
+        assert master is not None
+        assert torch.equal(master, expected[name].to(param.dtype).to(master)), name
+
+
 def _fill(module: torch.nn.Module) -> None:
     if isinstance(module, torch.nn.Linear):
         assert module.weight.numel() == module.in_features * module.out_features

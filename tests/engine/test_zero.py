@@ -58,6 +58,7 @@ def test_on_one_rank_and_on_two(
         ("gather_cases", "ranks_that_part_are_told", ()),
         ("gather_cases", "a_rank_that_leaves_the_recorded_order_is_told", ()),
         ("access_cases", "init_never_holds_the_model_whole", ()),
+        ("access_cases", "init_without_a_config_leaves_the_dtype_to_initialize", ()),
         ("access_cases", "weights_may_be_read_in_the_middle_of_a_pass", ()),
         ("gather_cases", "leaves_are_gathered_whole", ()),
         ("gather_cases", "compiled_units_train_alike", ()),
