@@ -124,9 +124,9 @@ template <class Rule>
 FORMULA void store_states(const Entry& e, int64_t i, Vec state1, Vec state2,
                           const typename Rule::Scalars& s) {
   if constexpr (has_low_states<Rule>) {
-    Bits index;
-    for (int lane = 0; lane < kLanes; lane++) index[lane] = uint32_t(lane);
-    const Bits random = noise(index + (e.start + uint32_t(i)), noise_key(s.step, e.stream));
+    Bits lanes;
+    for (int lane = 0; lane < kLanes; lane++) lanes[lane] = uint32_t(lane) * kGolden;
+    const Bits random = mixed(lanes + ((e.start + uint32_t(i)) * kGolden + noise_key(s.step, e.stream)));
     store(state_at<Rule>(e.state1, i), narrow_bf16_at_random(state1, random & 0xFFFF));
     store(state_at<Rule>(e.state2, i), narrow_bf16_at_random(state2, random >> 16));
   } else {
@@ -171,8 +171,9 @@ __attribute__((noinline)) void step_tail(const Entry& e, int64_t i, int64_t num,
 
 template <class Rule, class Grad, class Out, bool kPastCaches>
 inline void step_run(const Entry& entry, int64_t i, int64_t end, float scale,
-                     const typename Rule::Scalars& s) {
-  const Entry e = entry;  // pointers in registers: the stores could alias them otherwise
+                     const typename Rule::Scalars& scalars) {
+  const Entry e = entry;  // in registers: the stores could alias them otherwise
+  const typename Rule::Scalars s = scalars;
   for (; i + kUnroll * kLanes <= end; i += kUnroll * kLanes) {
     fetch_ahead<Rule, Grad, Out>(e, i);
     for (int part = 0; part < kUnroll; part++)

@@ -26,7 +26,7 @@ FORMULA void store_states(const Place& p, const Four& state1, const Four& state2
     const uint32_t first = e.start + uint32_t(p.first), key = noise_key(s.step, e.stream);
     uint16_t low1[kPerThread], low2[kPerThread];
     for (int i = 0; i < kPerThread; i++) {
-      const uint32_t random = noise(first + i, key);
+      const uint32_t random = mixed((first + i) * kGolden + key);
       low1[i] = narrow_bf16_at_random(state1.x[i], random & 0xFFFF);
       low2[i] = narrow_bf16_at_random(state2.x[i], random >> 16);
     }

@@ -19,11 +19,9 @@ FORMULA U mixed(U x) {
 
 FORMULA uint32_t noise_key(uint32_t step, uint32_t stream) { return mixed(mixed(step) ^ stream); }
 
-// 32 random bits for element `index`: the lower half rounds the first state, the upper half the second.
-template <class U>
-FORMULA U noise(U index, uint32_t key) {
-  return mixed(index * 0x9E3779B9u + key);
-}
+// 32 random bits for element `index` are mixed(index * kGolden + key): the lower half rounds the first state,
+// the upper half the second.
+constexpr uint32_t kGolden = 0x9E3779B9u;
 
 // `Rule` with both states in bf16.
 template <class Rule>
