@@ -216,7 +216,10 @@ def _unquoted(text: str, kind: Kind) -> object:
 
 
 def as_kind(path: str, value: object, kind: Kind) -> object:
-    """`value` as `kind`; ConfigError names the key and the value. 5e8 is an integer, 0.5 and true are not."""
+    """`value` as `kind`; ConfigError names the key and the value.
+
+    5e8 is an integer, 0.5 and true are not; 0 and 1 are flags.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
     match kind:
         case "int":
@@ -226,8 +229,8 @@ def as_kind(path: str, value: object, kind: Kind) -> object:
             if is_number:
                 return value
         case "flag":
-            if isinstance(value, bool):
-                return value
+            if isinstance(value, bool) or value in (0, 1):  # as DeepSpeed takes them
+                return bool(value)
         case "text":
             if isinstance(value, str):
                 return value

@@ -138,7 +138,7 @@ def initialize(
             ),
         )
     )
-    _introduce(engine)
+    _introduce(engine, plan)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 
 
@@ -216,17 +216,17 @@ def _scheduler(
     return client  # type: ignore[return-value]
 
 
-def _introduce(engine: Engine) -> None:
+def _introduce(engine: Engine, plan: GroupPlan | None) -> None:
     config, sizes = engine.settings, engine.batch_sizes
     rank, world_size = engine.global_rank, engine.world_size
     for note in config.notes:
         log.say(rank, note)
     for warning in config.warnings:
         log.warn(rank, warning)
-    if engine.optimizer is not None and not engine.optimizer.plan.is_exact:
+    if plan is not None and not plan.is_exact:
         log.warn(
             rank,
-            f"{engine.optimizer.plan.name} looks beyond single elements: it sees each shard as one vector, "
+            f"{plan.name} looks beyond single elements: it sees each shard as one vector, "
             "so that the result depends on the number of ranks, as in DeepSpeed",
         )
     buckets = [] if engine.zero_optimizer is None else list(engine.zero_optimizer.buckets)

@@ -136,8 +136,8 @@ GOLDEN = [
         "correct train_batch_size",
     ),
     (
-        {"bf16": {"enabled": 1}},
-        "bf16.enabled: expects true or false but got 1",
+        {"bf16": {"enabled": 2}},
+        "bf16.enabled: expects true or false but got 2",
         "correct bf16.enabled",
     ),
     ({"bf16": True}, "bf16: expects an object but got True", 'write "bf16": { ... }'),
