@@ -212,7 +212,7 @@ def test_a_survey_tells_every_error() -> None:
         {
             "zero_opt": {},
             "train_batch_size": "8",
-            "bf16": {"enabled": 1},
+            "bf16": {"enabled": 2},
             "fp16": {"enabled": True},
             "optimizer": {"type": "Adamm"},
             "zero_optimization": {"stage": 7, "overlap_com": True},
