@@ -31,7 +31,7 @@ LIFE_TIMEOUT_S = 120.0
 
 def live(directory: Path, life: int, rank: int, num_ranks: int, told: int) -> None:
     """One rank of one life; writes a byte to `told` when a save begins. Does not return."""
-    from checkpoint_cases import engine_of, state_of, train
+    from checkpoint_engines import engine_of, state_of, train
 
     rendezvous = directory / f"rendezvous-{life}"
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_ranks)

@@ -27,7 +27,7 @@ NUM_LAYERS, WIDTH = 48, 2048  # 201 million elements: 2.4 GB of masters and mome
 
 
 def on_rank(directory: Path) -> None:
-    from checkpoint_cases import engine_of, train, whole_of
+    from checkpoint_engines import engine_of, train, whole_of
     from snapshot_cases import changes_come_after_the_snapshot
 
     deepspeed.init_distributed("cpu:gloo,cuda:nccl")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from checkpoint_cases import state_of
+from checkpoint_engines import state_of
 from safetensors.torch import load_file
 
 import dslaunch.engine as deepspeed

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 import torch
-from checkpoint_cases import different, engine_of, train, whole_of
+from checkpoint_engines import different, engine_of, train, whole_of
 
 import dslaunch.engine as deepspeed
 from dslaunch.engine import safe_access

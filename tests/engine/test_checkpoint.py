@@ -57,7 +57,7 @@ def test_a_background_save_is_of_the_moment_of_the_call(
 
 
 def test_a_background_save_that_fails_is_told_by_the_next_call(ranks: RankPool, tmp_path: Path) -> None:
-    for said, remains in ranks.run(2, "checkpoint_cases", "background_failure", str(tmp_path)):  # type: ignore[misc]
+    for said, remains in ranks.run(2, "checkpoint_failure_cases", "background_failure", str(tmp_path)):  # type: ignore[misc]
         assert said.startswith("the checkpoint bad was not saved: rank 0: [Errno ")  # type: ignore[has-type]
         assert not remains  # type: ignore[has-type]
     assert (tmp_path / "latest").read_text() == "better"
@@ -81,7 +81,7 @@ def test_a_restart_passes_over_what_is_damaged(ranks: RankPool, tmp_path: Path) 
     flip(damaged)
     error = f"checkpoint file {damaged} is damaged: its checksum differs"
     by_hand, restarted = (
-        ranks.run(2, "checkpoint_cases", "restart", str(tmp_path), resume) for resume in (False, True)
+        ranks.run(2, "checkpoint_failure_cases", "restart", str(tmp_path), resume) for resume in (False, True)
     )
     hint = (
         "load another tag, or copy the file again from where it was saved; saved before: global_step3, best"
@@ -91,7 +91,7 @@ def test_a_restart_passes_over_what_is_damaged(ranks: RankPool, tmp_path: Path) 
     assert restarted == [(str(tmp_path / "global_step3"), warning), (str(tmp_path / "global_step3"), "")]
     for shard in tmp_path.glob("*/shard-00000-of-00002.safetensors"):
         shard.unlink()
-    for said, _ in ranks.run(2, "checkpoint_cases", "restart", str(tmp_path), True):  # type: ignore[misc]
+    for said, _ in ranks.run(2, "checkpoint_failure_cases", "restart", str(tmp_path), True):  # type: ignore[misc]
         assert said.splitlines()[0] == (  # type: ignore[attr-defined]
             f"no checkpoint in {tmp_path} is whole: global_step4, global_step3, best are damaged"
         )
@@ -199,7 +199,7 @@ def test_damage_is_one_error_that_names_the_file(
     subprocess.run(["cp", "-r", f"{saved}/.", str(tmp_path)], check=True)
     damaged = tmp_path / "world2" / name
     damage(damaged)  # type: ignore[operator]
-    for text, changed in ranks.run(world, "checkpoint_cases", "refuse_to_load", str(tmp_path)):  # type: ignore[misc]
+    for text, changed in ranks.run(world, "checkpoint_failure_cases", "refuse_to_load", str(tmp_path)):  # type: ignore[misc]
         assert f"checkpoint file {damaged} {words}" in text  # type: ignore[operator]
         assert changed == []
 
@@ -207,15 +207,18 @@ def test_damage_is_one_error_that_names_the_file(
 def test_a_missing_tag_lists_those_that_are_there(ranks: RankPool, saved: Path, tmp_path: Path) -> None:
     subprocess.run(["cp", "-r", f"{saved}/.", str(tmp_path)], check=True)
     (tmp_path / "latest").write_text("elsewhere")
-    text, _ = ranks.run(1, "checkpoint_cases", "refuse_to_load", str(tmp_path))[0]  # type: ignore[misc]
+    text, _ = ranks.run(1, "checkpoint_failure_cases", "refuse_to_load", str(tmp_path))[0]  # type: ignore[misc]
     assert text == f"there is no checkpoint elsewhere in {tmp_path}\nhint: tags there: world2"
 
 
 def test_a_death_while_saving_leaves_the_previous_one(ranks: RankPool, tmp_path: Path, seed: int) -> None:
     with pytest.raises(RankError, match="died: 9"):
-        ranks.run(2, "checkpoint_cases", "die_while_saving", str(tmp_path), seed)
+        ranks.run(2, "checkpoint_failure_cases", "die_while_saving", str(tmp_path), seed)
     assert (tmp_path / ".global_step2.saving").is_dir()
-    assert ranks.run(2, "checkpoint_cases", "loads_what_was_saved_last", str(tmp_path), seed) == [3, 3]
+    assert ranks.run(2, "checkpoint_failure_cases", "loads_what_was_saved_last", str(tmp_path), seed) == [
+        3,
+        3,
+    ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step2", "latest", "zero_to_fp32.py"]
 
 
@@ -266,7 +269,7 @@ def test_frozen_parameters_can_be_left_out(ranks: RankPool, tmp_path: Path) -> N
 
 def test_what_rank_0_cannot_write_is_an_error_on_all(ranks: RankPool, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = ranks.run(2, "checkpoint_cases", "a_disk_that_refuses", str(tmp_path / "file" / "below"))
+    said = ranks.run(2, "checkpoint_failure_cases", "a_disk_that_refuses", str(tmp_path / "file" / "below"))
     assert said[0] == said[1]
     assert str(said[0]).startswith("rank 0: [Errno 20] Not a directory")
 
@@ -280,7 +283,7 @@ def test_between_the_two_renames_the_replaced_one_is_read(
 
 
 def test_refusals_leave_nothing_behind(ranks: RankPool, tmp_path: Path) -> None:
-    for said in ranks.run(2, "checkpoint_cases", "refuse_to_save", str(tmp_path)):
+    for said in ranks.run(2, "checkpoint_failure_cases", "refuse_to_save", str(tmp_path)):
         assert said[0].startswith(
             "client_state (or the scheduler's state) holds what cannot be loaded safely: "
         )  # type: ignore[index]
@@ -294,7 +297,7 @@ def test_refusals_leave_nothing_behind(ranks: RankPool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_saving_and_loading_need_no_memory_to_speak_of(ranks: RankPool, tmp_path: Path, stage: int) -> None:
-    said = ranks.run(2, "checkpoint_cases", "extra_memory", str(tmp_path), stage)
+    said = ranks.run(2, "checkpoint_memory_cases", "extra_memory", str(tmp_path), stage)
     for shard_bytes, saving, loading in said:  # type: ignore[misc]
         assert shard_bytes == 12 * 24 * 1024 * 1024 / 2  # type: ignore[has-type]
         assert saving < shard_bytes / 10  # type: ignore[has-type]
@@ -317,7 +320,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_full_disk_harms_nothing(ranks: RankPool, small_disk: Path, asynchronous: bool) -> None:
-    said = ranks.run(2, "checkpoint_cases", "full_disk", str(small_disk), asynchronous)
+    said = ranks.run(2, "checkpoint_failure_cases", "full_disk", str(small_disk), asynchronous)
     for what, wrong in said:  # type: ignore[misc]
         assert "No space left on device" in what  # type: ignore[has-type]
         assert wrong == []  # type: ignore[has-type]
