@@ -24,6 +24,7 @@ from dslaunch.engine.gatherer import Gatherer, GatherLimits
 from dslaunch.engine.late_gather import LateGather, is_wanted
 from dslaunch.engine.loss_scale import LossScaler
 from dslaunch.engine.lr_schedules import LrScheduler, build_scheduler
+from dslaunch.engine.model_dtype import following
 from dslaunch.engine.offload import build_offload
 from dslaunch.engine.optimizer import ShardedOptimizer
 from dslaunch.engine.param_groups import GroupPlan, ModelParameters, plan_groups
@@ -80,7 +81,7 @@ def initialize(
         if value is not None:
             raise EngineError(f"{name} is not supported: all ranks are data-parallel", f"drop {name}=")
     source = choose_source(config, config_params, args)
-    settings = load_config(source)
+    settings = following(load_config(source), model, "data_types" in load_source(source).raw)
     log.start(settings.log_level)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     world = current_world()

@@ -176,11 +176,27 @@ def parameters_that_share_memory_are_refused() -> None:
         deepspeed.initialize(model=model, config=config())
 
 
-def bf16_parameters_need_the_config_to_say_so() -> None:
-    with pytest.raises(
-        deepspeed.EngineError, match=r"0\.weight is torch\.bfloat16, but the config trains in fp32"
-    ):
-        deepspeed.initialize(model=net().bfloat16(), config=config())
+def a_model_in_bf16_is_trained_in_it() -> None:
+    engine = deepspeed.initialize(model=net().bfloat16(), config=config())[0]
+    said = deepspeed.initialize(model=net(), config=config(bf16={"enabled": True}))[0]
+    for one in (engine, said):
+        assert one.bfloat16_enabled()
+        assert one.settings.grad_accum_dtype == "bf16"
+    assert any("the model is in bf16" in warning for warning in engine.settings.warnings)
+    accumulates = deepspeed.initialize(
+        model=net().bfloat16(), config=config(data_types={"grad_accum_dtype": "fp32"})
+    )[0]
+    assert accumulates.settings.grad_accum_dtype == "fp32"
+
+
+def other_parameters_need_the_config_to_say_so() -> None:
+    mixed = net()
+    mixed[0].bfloat16()  # type: ignore[index,operator]
+    for model, name in ((net().half(), "float16"), (mixed, "bfloat16")):
+        with pytest.raises(
+            deepspeed.EngineError, match=rf"0\.weight is torch\.{name}, but the config trains in fp32"
+        ):
+            deepspeed.initialize(model=model, config=config())
 
 
 def without_an_optimizer_the_engine_evaluates() -> None:
