@@ -12,8 +12,8 @@ from dslaunch.launcher.whereabouts import Whereabouts
 
 _TIMEOUT_S = 1.0
 """For the ranks of one host."""
-_FLIGHT_TIMEOUT_S = 2.5
-"""torch looks once a second whether it should write a dump."""
+_FLIGHT_TIMEOUT_S = 10.0
+"""torch looks once a second whether it should write a dump, and then took two seconds and more on a GPU."""
 _WAY_S = 0.75
 """More for all hosts: one that is frozen or cut off does not answer at all."""
 _POLL_S = 0.02

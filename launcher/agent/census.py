@@ -38,7 +38,7 @@ class _Asked:
 
     def _ask(self, pid: int, stack_file: str) -> bool:
         """Whether the process will answer, by all that is known."""
-        if not hook.can_be_asked(pid, stack_file) or kernel_state(pid).state not in ("R", "S"):
+        if not hook.can_be_asked(pid, stack_file) or not kernel_state(pid).can_run:
             return False
         self.pid, self.path = pid, stack_file
         with open(stack_file, "rb") as file:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from binascii import b2a_base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from zlib import compress
 
 from dslaunch.launcher.wire import FlightPiece
@@ -55,10 +55,10 @@ class FlightDumps:
         self._awaited: dict[int, _Status | None] = {}
         self._seen: dict[int, tuple[_Status | None, float]] = {}
 
-    def ask(self) -> None:
-        """Have every rank that listens write a dump."""
+    def ask(self, ranks: Collection[int]) -> None:
+        """Have those of the ranks that listen write a dump."""
         self._awaited.clear()
-        for rank in self._numbers(".pipe"):
+        for rank in filter(ranks.__contains__, self._numbers(".pipe")):
             before = self._status(rank)
             with contextlib.suppress(OSError):  # nobody listens any more
                 fd = os.open(self._path(rank) + ".pipe", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

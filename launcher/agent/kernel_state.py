@@ -89,6 +89,11 @@ class KernelState(NamedTuple):
     state: str
     waits_in: str
 
+    @property
+    def can_run(self) -> bool:
+        """Neither stopped, nor in uninterruptible sleep, nor ended: it can answer."""
+        return self.state in ("R", "S")
+
 
 def kernel_state(pid: int, root: str = "/") -> KernelState:
     """Of the process's main thread, now."""

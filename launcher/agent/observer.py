@@ -9,6 +9,7 @@ from typing import NamedTuple
 from dslaunch.launcher.agent import device_use, hook
 from dslaunch.launcher.agent.census import POLL_S, Census
 from dslaunch.launcher.agent.flight import FlightDumps
+from dslaunch.launcher.agent.kernel_state import kernel_state
 from dslaunch.launcher.agent.process import RankProcess
 from dslaunch.launcher.agent.vitals import VitalSigns
 from dslaunch.launcher.wire import CensusEnd, DeviceUse, Message, Vitals
@@ -49,7 +50,7 @@ class Observer:
             self._waiting = self._waiting._replace(then=(*self._waiting.then, then))
             return
         if with_flight and self._dumps is not None:
-            self._dumps.ask()
+            self._dumps.ask([rank.rank for rank in self._ranks.values() if kernel_state(rank.pid).can_run])
         census = Census(self._ranks.values(), self.folder)
         self._waiting = _Wait(census, time.monotonic() + timeout_s, with_flight, (then,))
 

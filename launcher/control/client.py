@@ -12,8 +12,8 @@ from types import FrameType, TracebackType
 from dslaunch.launcher.control.registry import JobEntry, socket_path
 from dslaunch.launcher.errors import EXIT_NODE_LOST, UsageError
 
-_REPLY_S = 10.0
-"""A census takes 2 s, and a launcher under load answers late."""
+_REPLY_S = 20.0
+"""A census takes 2 s, with the dumps of flight recorders up to 11, and a launcher under load answers late."""
 
 Reply = dict[str, object]
 

@@ -20,6 +20,7 @@ def choose_device() -> torch.device:
     index = int(os.environ.get("LOCAL_RANK", "0"))
     if os.environ.get(ONE_GPU) == "1":
         os.environ["NCCL_HOSTID"] = f"rank-{index}"
+        os.environ["LOCAL_RANK"] = "0"  # which engines take for the device's number
         index = 0
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
