@@ -205,12 +205,22 @@ def _zero(reading: Reading) -> ZeroConfig:
     )
 
 
+_LOW_MOMENTS = "bf16.bf16_optimizer_states"
+
+
 def _optimizer(reading: Reading) -> OptimizerConfig | None:
     typed = _typed(reading, "optimizer")
+    low = reading.get(_LOW_MOMENTS, bool, False)
     if typed is None:
+        if low:
+            reading.warn(_LOW_MOMENTS, "the script's optimizer says what its moments are kept in")
         return None
     config = OptimizerConfig(*typed)
-    optimizer_spec(config)
+    spec = optimizer_spec(config)
+    if low and spec.rule != "adam":
+        reading.warn(_LOW_MOMENTS, f"{spec.name} keeps its states in fp32")
+    elif low:
+        config = replace(config, params={"moment_dtype": "bf16", **config.params})
     return config
 
 

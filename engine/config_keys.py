@@ -145,7 +145,9 @@ BF16: Mapping[str, Answer] = {
     "check_grad_overflow": Honoured("flag", "leave out steps whose gradient norm is inf or nan", True, True),
     "immediate_grad_update": NoEffect("gradients are always accumulated at once", quiet=(False, True)),
     "bf16_master_weights_and_grads": _FP32_MASTERS,
-    "bf16_optimizer_states": Refused("write bf16 as optimizer.params.moment_dtype instead"),
+    "bf16_optimizer_states": Honoured(
+        "flag", "keep the moments of Adam in bf16, as `optimizer.params.moment_dtype` says", False, True
+    ),
     **dict.fromkeys(
         sorted(set(FP16) - {"enabled", "auto_cast", "fp16_master_weights_and_grads"}), _LOSS_SCALE
     ),

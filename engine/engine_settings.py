@@ -47,7 +47,9 @@ class EngineSettings:
     initial_dynamic_scale = _says(lambda c: 2.0**c.fp16.initial_scale_power)
     fp16_master_weights_and_gradients = _always(False)
     bf16_master_weights_and_grads = _always(False)
-    bf16_optimizer_states = _always(False)
+    bf16_optimizer_states = _says(
+        lambda c: c.optimizer is not None and c.optimizer.params.get("moment_dtype") == "bf16"
+    )
     managed_gradient_accumulation = _says(lambda c: c.managed_gradient_accumulation)
     postscale_gradients = _always(True)
     gradient_predivide_factor = _always(1.0)

@@ -72,6 +72,15 @@ def test_zero_as_a_bool(raw: dict[str, object], stage: int) -> None:
     assert parse_config(raw).zero.stage == stage
 
 
+def test_moments_in_bf16_by_deepspeeds_name() -> None:
+    bf16 = {"enabled": True, "bf16_optimizer_states": True}
+    adam = parse_config({"bf16": bf16, "optimizer": {"type": "Adam", "params": {"lr": 1}}})
+    assert adam.optimizer == OptimizerConfig("Adam", {"moment_dtype": "bf16", "lr": 1})
+    lion = parse_config({"bf16": bf16, "optimizer": {"type": "Lion", "params": {}}})
+    assert lion.warnings == ("bf16.bf16_optimizer_states: no effect, Lion keeps its states in fp32",)
+    assert len(parse_config({"bf16": bf16}).warnings) == 1
+
+
 def test_bf16_gradients_follow_the_model_unless_told() -> None:
     assert parse_config({"bf16": {"enabled": True}}).grad_accum_dtype == "bf16"
     assert parse_config({"bfloat16": {"enabled": True}}).dtype == "bf16"
