@@ -341,7 +341,7 @@ def test_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
         text=True,
     )
     assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout)["lives"] == 6
+    assert json.loads(run.stdout.splitlines()[-1])["lives"] == 6  # after lines of gloo's with torch 2.9
 
 
 @pytest.mark.parametrize("world", [1, 3])
