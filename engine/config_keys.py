@@ -226,7 +226,7 @@ TOP: Mapping[str, Answer] = {
                 "text",
                 "Warn, Ignore or Fail: ranks that save under different tags are an error with all of them",
                 "Warn",
-                choices=("Warn", "Ignore", "Fail"),
+                choices=("warn", "ignore", "fail"),
             ),
             "async": Honoured(
                 "flag", "copy and write the state in the background while training goes on", False, True

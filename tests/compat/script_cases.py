@@ -1,5 +1,6 @@
 """The shapes of scripts that people write for DeepSpeed: image classification, pre-training of a language
-model with a schedule of its own, a GAN with two engines. Started and answered as trainer_cases.py.
+model with a schedule of its own, a GAN with two engines, an encoder, a decoder that generates. Started and
+answered as trainer_cases.py.
 """
 
 import argparse
@@ -142,5 +143,108 @@ def adversaries() -> None:
     assert all(torch.isfinite(param).all() for engine in (maker, judge) for param in engine.parameters())
 
 
+class Layer(torch.nn.Module):
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.norm, self.mix, self.out = (
+            torch.nn.LayerNorm(16),
+            torch.nn.Linear(16, 48),
+            torch.nn.Linear(16, 16),
+        )
+        self.feed = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 16))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = self.mix(self.norm(hidden)).chunk(3, -1)
+        mixed = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=self.causal)
+        hidden = hidden + self.out(mixed)
+        return hidden + self.feed(hidden)
+
+
+class Transformer(torch.nn.Module):
+    """Logits of every position; activations by `deepspeed.checkpointing` where it is asked for."""
+
+    def __init__(self, causal: bool, checkpoints: bool) -> None:
+        super().__init__()
+        self.checkpoints = checkpoints
+        self.words, self.places = torch.nn.Embedding(40, 16), torch.nn.Embedding(12, 16)
+        self.layers = torch.nn.ModuleList(Layer(causal) for _ in range(3))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.words(ids) + self.places.weight[: ids.shape[1]]
+        for layer in self.layers:
+            keeps = self.checkpoints and torch.is_grad_enabled()
+            hidden = deepspeed.checkpointing.checkpoint(layer, hidden) if keeps else layer(hidden)
+        return torch.nn.functional.linear(hidden, self.words.weight)
+
+
+def trained(causal: bool, stage: int, steps: int = 6) -> torch.nn.Module:
+    """An engine that has gone the way of plain torch: activations checkpointed, clipped, on a schedule."""
+    deepspeed.init_distributed()
+    config = config_file(
+        train_batch_size=2 * dist.get_world_size(), gradient_clipping=0.5,
+        optimizer={"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
+        scheduler={"type": "WarmupDecayLR", "params": {
+            "warmup_num_steps": 2, "total_num_steps": 9, "warmup_max_lr": 0.01, "warmup_type": "linear"}},
+        zero_optimization={"stage": stage, "stage3_param_persistence_threshold": 0},
+        activation_checkpointing={"partition_activations": False, "cpu_checkpointing": True},
+    )  # fmt: skip
+    torch.manual_seed(5)
+    plain, model = Transformer(causal, False), Transformer(causal, True)
+    model.load_state_dict(plain.state_dict())
+    engine, _, _, _ = deepspeed.initialize(
+        args=arguments("--deepspeed", "--deepspeed_config", config),
+        model=model,
+        model_parameters=model.parameters(),
+    )
+    deepspeed.checkpointing.configure(None, deepspeed_config=config)
+    assert deepspeed.checkpointing.is_configured()
+    plain = plain.to(engine.device)
+    oracle = torch.optim.AdamW(plain.parameters(), weight_decay=0.1)
+    data = torch.randint(1, 40, (steps, dist.get_world_size(), 2, 12))
+    hidden = torch.rand(data.shape) < 0.15
+    hidden[..., 0] = True
+    for ids, mask in zip(data.to(engine.device), hidden.to(engine.device), strict=True):
+
+        def loss_of(net: torch.nn.Module, rank: int, ids=ids, mask=mask) -> torch.Tensor:
+            if causal:
+                logits, targets = net(ids[rank])[:, :-1], ids[rank][:, 1:]
+            else:
+                logits, targets = net(ids[rank].masked_fill(mask[rank], 0))[mask[rank]], ids[rank][mask[rank]]
+            return torch.nn.functional.cross_entropy(logits.reshape(-1, 40), targets.reshape(-1))
+
+        (rate,) = engine.get_lr()
+        loss = loss_of(engine, dist.get_rank())
+        close(loss.item(), loss_of(plain, dist.get_rank()).item())
+        engine.backward(loss)
+        engine.step()
+        oracle.zero_grad()
+        (sum(loss_of(plain, rank) for rank in range(len(ids))) / len(ids)).backward()
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        close(float(engine.get_global_grad_norm()), norm.item())
+        oracle.param_groups[0]["lr"] = rate
+        oracle.step()
+    engine.plain = plain
+    return engine
+
+
+def encoder() -> None:
+    """Masked words, as BERT is pre-trained."""
+    trained(causal=False, stage=2)
+
+
+def generation() -> None:
+    """A decoder at stage 3, which then goes on by itself from what ranks give it, unequally long."""
+    engine = trained(causal=True, stage=3)
+    ids = torch.arange(1, 3 + dist.get_rank(), device=engine.device)[None]
+    expected = ids
+    engine.eval()
+    with torch.no_grad():
+        while ids.shape[1] < 9 + dist.get_rank():
+            ids = torch.cat([ids, engine(ids)[:, -1:].argmax(-1)], 1)
+            expected = torch.cat([expected, engine.plain(expected)[:, -1:].argmax(-1)], 1)
+    assert ids.tolist() == expected.tolist()
+
+
 if __name__ == "__main__":
-    sys.exit(run_cases([images, language, adversaries]))
+    sys.exit(run_cases([images, language, adversaries, encoder, generation]))

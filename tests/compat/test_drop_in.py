@@ -66,5 +66,5 @@ def test_the_example_runs_unchanged(folder: Path) -> None:
 
 
 def test_scripts_written_for_deepspeed(folder: Path) -> None:
-    cases = ("images", "language", "adversaries")
+    cases = ("images", "language", "adversaries", "encoder", "generation")
     assert launch(2, "script_cases.py", folder / "scripts") == [f"{case} ok" for case in cases]

@@ -72,6 +72,13 @@ def test_zero_as_a_bool(raw: dict[str, object], stage: int) -> None:
     assert parse_config(raw).zero.stage == stage
 
 
+@pytest.mark.parametrize("mode", ["Warn", "ignore", "FAIL"])
+def test_modes_of_tag_validation(mode: str) -> None:
+    assert parse_config({"checkpoint": {"tag_validation": mode}}).warnings == ()
+    with pytest.raises(ConfigError, match="expects one of warn, ignore, fail but got 'foo'"):
+        parse_config({"checkpoint": {"tag_validation": "foo"}})
+
+
 def test_moments_in_bf16_by_deepspeeds_name() -> None:
     bf16 = {"enabled": True, "bf16_optimizer_states": True}
     adam = parse_config({"bf16": bf16, "optimizer": {"type": "Adam", "params": {"lr": 1}}})
