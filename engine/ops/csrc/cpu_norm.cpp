@@ -15,15 +15,13 @@ struct SumOfSquares {
   template <class Grad, class Out>
   static void run(const Call& call) {
     using Element = typename Grad::Element;
+    Shares shares(call);
 #pragma omp parallel num_threads(call.num_threads) if (call.num_threads > 1)
-    {
-      for_each_run(
-          call, share_of_this_thread(call.num_blocks), [&](const Entry& e, int64_t begin, int64_t end) {
-            for (int64_t at = begin; at < end; at += kBlockNumel)
-              call.partials[2 * (e.first_block + at / kBlockNumel)] = block<Grad>(
-                  static_cast<const Element*>(e.grad), at, at + kBlockNumel < end ? at + kBlockNumel : end);
-          });
-    }
+    for_each_share(call, shares, [&](const Entry& e, int64_t begin, int64_t end) {
+      for (int64_t at = begin; at < end; at += kBlockNumel)
+        call.partials[2 * (e.first_block + at / kBlockNumel)] = block<Grad>(
+            static_cast<const Element*>(e.grad), at, at + kBlockNumel < end ? at + kBlockNumel : end);
+    });
   }
 
   template <class Grad>

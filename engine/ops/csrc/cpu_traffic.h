@@ -187,16 +187,16 @@ template <class Rule, class Grad, class Out>
 inline void step_entries(const Call& call) {
   const typename Rule::Scalars s = *static_cast<const typename Rule::Scalars*>(call.scalars);
   const bool large = call.num_blocks * kBlockNumel >= kStreamOutNumel;
+  Shares shares(call);
 #pragma omp parallel num_threads(call.num_threads) if (call.num_threads > 1)
   {
     FlushDenormals flush;
-    for_each_run(call, share_of_this_thread(call.num_blocks),
-                 [&](const Entry& e, int64_t begin, int64_t end) {
-                   if (large && !Out::is_split && reinterpret_cast<uintptr_t>(e.out) % sizeof(Half) == 0)
-                     step_run<Rule, Grad, Out, true>(e, begin, end, call.grad_scale, s);
-                   else
-                     step_run<Rule, Grad, Out, false>(e, begin, end, call.grad_scale, s);
-                 });
+    for_each_share(call, shares, [&](const Entry& e, int64_t begin, int64_t end) {
+      if (large && !Out::is_split && reinterpret_cast<uintptr_t>(e.out) % sizeof(Half) == 0)
+        step_run<Rule, Grad, Out, true>(e, begin, end, call.grad_scale, s);
+      else
+        step_run<Rule, Grad, Out, false>(e, begin, end, call.grad_scale, s);
+    });
     __atomic_thread_fence(
         __ATOMIC_SEQ_CST);  // stores past the caches are seen by whoever waits for this team
   }
