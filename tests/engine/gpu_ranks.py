@@ -34,7 +34,7 @@ def run_ranks(world: int, *arguments: str, script: str = "cuda_cases.py") -> str
         for rank in range(world)
     ]
     try:
-        ended = [process.communicate(timeout=100) for process in reversed(started)][::-1]
+        ended = [process.communicate(timeout=300) for process in reversed(started)][::-1]
     finally:
         for process in started:
             process.kill()
