@@ -13,8 +13,10 @@ import selectors
 import socket
 import struct
 
-_ANSWER_S = 1.0
-"""A holder that does not answer, stopped or stuck, is another job's."""
+_ANSWER_S = 0.25
+_NUM_ASKS = 4
+"""A holder may let go between being found and being asked; one that never answers, stopped or stuck, is
+another job's."""
 
 
 class PortClaim:
@@ -23,21 +25,35 @@ class PortClaim:
     def __init__(self, port: int, job_id: str) -> None:
         """Raises OSError where another job has it."""
         self._job_id = job_id.encode()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            self._socket.bind(self._name(port))
-        except OSError:
-            self._socket.close()
-            self._socket = self._share(port)
-        self._socket.setblocking(False)
+        for _ in range(_NUM_ASKS):
+            found = self._take(port) or self._share(port)
+            if found is not None:
+                found.setblocking(False)
+                self._socket = found
+                return
+        raise OSError(f"whoever holds port {port} does not answer")
 
-    def _share(self, port: int) -> socket.socket:
+    def _take(self, port: int) -> socket.socket | None:
+        """None where somebody has it."""
+        own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            own.bind(self._name(port))
+        except OSError:
+            own.close()
+            return None
+        return own
+
+    def _share(self, port: int) -> socket.socket | None:
+        """None where the holder is gone, or does not answer. Raises OSError where it is another job's."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
             asking.bind("")  # any name: it is to be answered
             asking.settimeout(_ANSWER_S)
-            asking.connect(self._name(port))
-            asking.send(self._job_id)
-            _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
+            try:
+                asking.connect(self._name(port))
+                asking.send(self._job_id)
+                _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
+            except OSError:
+                return None
             if not descriptors:
                 raise OSError(f"another job holds port {port}")
             os.set_inheritable(descriptors[0], False)
@@ -58,6 +74,8 @@ class PortClaim:
                     self._socket.sendmsg([b"."], [share] if job_id == self._job_id else [], 0, who)
 
     def close(self) -> None:
+        """Let go; those who have asked meanwhile get their answer."""
+        self.answer()
         self._socket.close()
 
     @staticmethod

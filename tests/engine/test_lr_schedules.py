@@ -236,9 +236,12 @@ def test_one_cycle_without_decay_stays() -> None:
     assert group.param_groups[0]["betas"] == before
 
 
-def test_one_cycle_leaves_an_optimizer_without_betas_its_momentum(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_cycle_leaves_an_optimizer_without_betas_its_momentum(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.5)
-    logging.getLogger("dslaunch.engine").propagate = True
+    monkeypatch.setattr(logging.getLogger("dslaunch.engine"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="dslaunch.engine")
     build_scheduler(SchedulerConfig("OneCycle", CYCLE), group).step()
     assert group.param_groups[0]["momentum"] == 0.5
     assert caplog.messages == ["OneCycle: cycle_momentum is off, the optimizer has no betas"]

@@ -95,3 +95,30 @@ def test_who_holds_a_port_and_answers_nobody_keeps_it(agents: Agents) -> None:
     first = agents(port, "a")
     first.stop()
     assert not agents(port, "a").claims.has(port)
+
+
+def test_a_holder_that_lets_go_instead_of_answering_leaves_the_port() -> None:
+    port = unused_port()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as holder:
+        holder.bind(f"\0dslaunch-master-{port}")
+
+        def let_go() -> None:
+            holder.recv(1024)
+            holder.close()
+
+        leaving = threading.Thread(target=let_go)
+        leaving.start()
+        with closing(PortClaim(port, "a")):
+            assert PortClaim.exists(port)
+        leaving.join()
+
+
+def test_who_asked_while_the_port_was_let_go_has_it() -> None:
+    port = unused_port()
+    first = PortClaim(port, "a")
+    with ExitStack() as stack:
+        asking = threading.Thread(target=lambda: stack.enter_context(closing(PortClaim(port, "a"))))
+        asking.start()
+        first.close()
+        asking.join()
+        assert PortClaim.exists(port)
