@@ -41,7 +41,7 @@ _MEETING = re.compile(
 )
 _STEP = re.compile(r"\bstep (\d+)/\d+  loss (\S+)  ([\d,]+) tokens/s")
 _VALIDATION = re.compile(r"\bvalidation loss (\S+)")
-_ENGINE = re.compile(r"\bengine: (.+)")
+_ENGINE = re.compile(r"\bdslaunch engine, (.+)")
 
 
 class DemoError(Exception):
@@ -190,7 +190,7 @@ def _train(cluster: Cluster, *arguments: str) -> Watch:
                 continue  # another one for the job
     if process.returncode != 0:
         raise DemoError(f"the training job exited with {process.returncode}")
-    if not watch.steps or watch.meeting is None:
+    if not watch.steps or watch.meeting is None or not watch.engine:
         raise DemoError("the training job did not say how it went")
     return watch
 
