@@ -45,7 +45,9 @@ class CensusTaker:
             self._send(wire.Census(timeout_s, with_flight))
             loop = asyncio.get_running_loop()
             end = loop.time() + timeout_s + _WAY_S
-            while not self._seen.has_all(awaited) and loop.time() < end:
-                await asyncio.sleep(_POLL_S)
-            self.is_dumping = False
+            try:
+                while not self._seen.has_all(awaited) and loop.time() < end:
+                    await asyncio.sleep(_POLL_S)
+            finally:
+                self.is_dumping = False
             return self._seen
