@@ -37,7 +37,7 @@ class PortClaim:
         """None where somebody has it."""
         own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            own.bind(self._name(port))
+            own.bind(self.name(port))
         except OSError:
             own.close()
             return None
@@ -49,7 +49,7 @@ class PortClaim:
             asking.bind("")  # any name: it is to be answered
             asking.settimeout(_ANSWER_S)
             try:
-                asking.connect(self._name(port))
+                asking.connect(self.name(port))
                 asking.send(self._job_id)
                 _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
             except OSError:
@@ -79,17 +79,8 @@ class PortClaim:
         self._socket.close()
 
     @staticmethod
-    def exists(port: int) -> bool:
-        """Whether some job of this host has it. Takes nothing, so that several may ask at once."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
-            try:
-                asking.connect(PortClaim._name(port))
-            except OSError:
-                return False
-        return True
-
-    @staticmethod
-    def _name(port: int) -> str:
+    def name(port: int) -> str:
+        """Of the socket that holds it."""
         return f"\0dslaunch-master-{port}"
 
 
